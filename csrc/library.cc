@@ -16,7 +16,7 @@ extern "C" QUARK_EXPORT ort::Status* QUARK_ORT_CALL RegisterCustomOps(ort::Sessi
   if (table == nullptr) {
     // Without an interface of our version there is none to make a message of our own with; the first one has it.
     const ort::Api oldest(base->get_api(1));
-    return oldest.create_status(ort::kFail, "quark: this ONNX Runtime is too old; version 1.17 or newer is needed");
+    return oldest.create_status(ort::kFail, "quark: this ONNX Runtime is too old; version 1.18 or newer is needed");
   }
   return register_operators(ort::Api(table), options);
 }

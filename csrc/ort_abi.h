@@ -1,6 +1,6 @@
 // The few entries of ONNX Runtime's stable C interface that this library calls, declared here because the runtime's
 // wheels ship no headers. The table only ever grows at its end, so an index, once published, keeps its meaning.
-// Version 17 of the interface has everything used here.
+// Version 18 of the interface has everything used here.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 namespace quark {
 namespace ort {
 
-constexpr uint32_t kApiVersion = 17;
+constexpr uint32_t kApiVersion = 18;
 
 struct Status;
 struct Value;
@@ -38,6 +38,7 @@ enum ElementType : int {
   kUInt16 = 4,
   kInt16 = 5,
   kInt32 = 6,
+  kInt64 = 7,
   kFloat16 = 10,
   kUInt32 = 12,
   kBFloat16 = 16,
@@ -169,6 +170,11 @@ struct CustomOp {
   Status*(QUARK_ORT_CALL* infer_output_shape)(const CustomOp*, ShapeInferContext*);
   int(QUARK_ORT_CALL* start_version)(const CustomOp*);
   int(QUARK_ORT_CALL* end_version)(const CustomOp*);
+  // Pairs of an input and the output that may take over its memory; how many there are.
+  size_t(QUARK_ORT_CALL* may_reuse)(int** inputs, int** outputs);
+  void(QUARK_ORT_CALL* release_may_reuse)(int* inputs, int* outputs);
+  size_t(QUARK_ORT_CALL* aliases)(int** inputs, int** outputs);
+  void(QUARK_ORT_CALL* release_aliases)(int* inputs, int* outputs);
 };
 
 }  // namespace ort

@@ -10,11 +10,10 @@
 #include "ops/extended_quantize_linear.h"
 #include "ops/float_scale_quantize_dequantize.h"
 #include "ops/mx_quantize_dequantize.h"
+#include "ops/prepared_block_operator.h"
 
 namespace quark {
 namespace {
-
-constexpr const char* kDomain = "com.amd.quark";
 
 // Operators of one name take different types, and run in different execution providers.
 template <class... Ops>
@@ -44,24 +43,43 @@ const Operators<
     ExtendedDequantizeLinear<ort::kFloat>, ExtendedDequantizeLinear<ort::kFloat16>>
     kOperators;
 
+const std::tuple<CustomOp<PreparedBlockOperatorOf<MXQuantizeDequantize>>,
+                 CustomOp<PreparedBlockOperatorOf<BFPQuantizeDequantize>>,
+                 CustomOp<PreparedBlockOperatorOf<FloatScaleQuantizeDequantize>>>
+    kPreparedOperators;
+
+struct Domain {
+  const char* name;
+  std::vector<const ort::CustomOp*> operators;
+};
+
+std::vector<Domain> all_domains() {
+  Domain prepared{"com.amd.quark.cpu", {}};
+  std::apply([&](const auto&... op) { (prepared.operators.push_back(&op), ...); }, kPreparedOperators);
+  return {{"com.amd.quark", kOperators.all()}, prepared};
+}
+
 std::atomic<const void* const*> g_table{nullptr};
 
-// Made once for the process: sessions keep a pointer to the domain and do not own it.
-ort::Status* operators_domain(const ort::Api& api, ort::CustomOpDomain** domain) {
+// Made once for the process: sessions keep pointers to the domains and do not own them.
+ort::Status* made_domains(const ort::Api& api, std::vector<ort::CustomOpDomain*>* domains) {
   static std::mutex mutex;
-  static ort::CustomOpDomain* made = nullptr;
+  static std::vector<ort::CustomOpDomain*> made;
   static const void* const* maker = nullptr;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (made == nullptr || maker != api.table()) {
-    ort::CustomOpDomain* fresh = nullptr;
-    if (ort::Status* status = api.create_custom_op_domain(kDomain, &fresh)) return status;
-    for (const ort::CustomOp* op : kOperators.all()) {
-      if (ort::Status* status = api.add_custom_op(fresh, op)) return status;
+  if (made.empty() || maker != api.table()) {
+    std::vector<ort::CustomOpDomain*> fresh;
+    for (const Domain& domain : all_domains()) {
+      fresh.push_back(nullptr);
+      if (ort::Status* status = api.create_custom_op_domain(domain.name, &fresh.back())) return status;
+      for (const ort::CustomOp* op : domain.operators) {
+        if (ort::Status* status = api.add_custom_op(fresh.back(), op)) return status;
+      }
     }
     made = fresh;
     maker = api.table();
   }
-  *domain = made;
+  *domains = made;
   return nullptr;
 }
 
@@ -72,9 +90,12 @@ ort::Api registered_api() { return ort::Api(g_table.load()); }
 
 ort::Status* register_operators(const ort::Api& api, ort::SessionOptions* options) {
   g_table = api.table();
-  ort::CustomOpDomain* domain = nullptr;
-  if (ort::Status* status = operators_domain(api, &domain)) return status;
-  return api.add_domain(options, domain);
+  std::vector<ort::CustomOpDomain*> domains;
+  if (ort::Status* status = made_domains(api, &domains)) return status;
+  for (ort::CustomOpDomain* domain : domains) {
+    if (ort::Status* status = api.add_domain(options, domain)) return status;
+  }
+  return nullptr;
 }
 
 }  // namespace quark

@@ -43,19 +43,21 @@ void cut_columns(BlockJob& job) {
 }  // namespace
 
 BlockJob make_block_job(const void* in, void* out, Storage storage, Geometry geometry,
-                        const BlockParameters& parameters) {
+                        const BlockParameters& parameters, const Preparation* preparation) {
   BlockJob job{};
   job.in = in;
   job.out = out;
   job.storage = storage;
   job.geometry = geometry;
   job.parameters = parameters;
+  job.preparation = preparation;
   const int64_t elements = geometry.outer * geometry.n * geometry.inner;
   if (elements == 0) return job;
   // a block longer than the axis is the same as one of its length, and keeps the arithmetic on sizes small
   if (job.parameters.block_size > geometry.n) job.parameters.block_size = geometry.n;
-  job.streams = !job.is_staged() && elements * 4 >= kStreamBytes;
-  if (geometry.inner == 1) {
+  // what is written in place is in the caches already
+  job.streams = !job.is_staged() && in != out && elements * 4 >= kStreamBytes;
+  if (geometry.inner == 1 && preparation == nullptr) {
     cut_runs(job);
   } else {
     cut_columns(job);
@@ -69,6 +71,7 @@ struct InstructionSet {
   const char* name;
   RunChunks run;
   LargestFinite largest;
+  LargestPrepared largest_prepared;
 };
 
 #if defined(QUARK_WIDE_KERNELS)
@@ -84,13 +87,13 @@ InstructionSet choose_instruction_set() {
   __builtin_cpu_init();
   if (may_use("avx512") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-    return {"avx512", avx512::run_chunks, avx512::largest_finite};
+    return {"avx512", avx512::run_chunks, avx512::largest_finite, avx512::largest_prepared};
   }
   if (may_use("avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
-    return {"avx2", avx2::run_chunks, avx2::largest_finite};
+    return {"avx2", avx2::run_chunks, avx2::largest_finite, avx2::largest_prepared};
   }
 #endif
-  return {"baseline", baseline::run_chunks, baseline::largest_finite};
+  return {"baseline", baseline::run_chunks, baseline::largest_finite, baseline::largest_prepared};
 }
 
 const InstructionSet& chosen() {
@@ -115,6 +118,7 @@ float tensor_scale_of(int32_t largest, const BlockParameters& parameters) {
 
 RunChunks best_run_chunks() { return run_exactly; }
 LargestFinite best_largest_finite() { return chosen().largest; }
+LargestPrepared best_largest_prepared() { return chosen().largest_prepared; }
 const char* best_instruction_set() { return chosen().name; }
 
 }  // namespace quark

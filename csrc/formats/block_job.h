@@ -13,12 +13,27 @@ enum class Storage : int32_t { kFloat32 = 0, kFloat16 = 1 };
 // `kColumns`: a chunk is one block of rows and a tile of neighbouring columns.
 enum class Layout { kRuns, kColumns };
 
+// What becomes of the planes of a tensor (outer, n, height, width) on the way: no value is above its channel's bound, zeros
+// are put around, and the channel's center is subtracted.
+struct Preparation {
+  const float* bounds;
+  const float* centers;
+  int64_t bounds_step;  // from one channel to the next: 1, or 0 where all have the same number
+  int64_t centers_step;
+  int64_t height;  // before zeros are put around
+  int64_t width;
+  int64_t top;  // rows of zeros above
+  int64_t left;
+  int64_t padded_width;
+};
+
 struct BlockJob {
   const void* in;
   void* out;
   Storage storage;
   Geometry geometry;
   BlockParameters parameters;
+  const Preparation* preparation;  // of float32 in columns; null where the input is quantized as it is
 
   Layout layout;
   int64_t blocks_in_row;  // the last of them may be shorter
@@ -29,7 +44,9 @@ struct BlockJob {
   bool streams;  // write past the caches
 
   // Does the input go through a buffer on its way?
-  bool is_staged() const { return storage == Storage::kFloat16 || parameters.round_to_bfloat16 != 0; }
+  bool is_staged() const {
+    return storage == Storage::kFloat16 || parameters.round_to_bfloat16 != 0 || preparation != nullptr;
+  }
 
   const float* in32() const { return static_cast<const float*>(in); }
   float* out32() const { return static_cast<float*>(out); }
@@ -37,12 +54,16 @@ struct BlockJob {
   uint16_t* out16() const { return static_cast<uint16_t*>(out); }
 };
 
-// Chunks that hold at least one element each; a job of no elements has none.
+// Chunks that hold at least one element each; a job of no elements has none. `in` and `out` may be the same memory, and
+// must not overlap otherwise. The geometry is that of the output.
 BlockJob make_block_job(const void* in, void* out, Storage storage, Geometry geometry,
-                        const BlockParameters& parameters);
+                        const BlockParameters& parameters, const Preparation* preparation = nullptr);
 
 // The bits of the largest finite magnitude among the elements begin..end; 0 if there is none.
 typedef int32_t (*LargestFinite)(const void* in, Storage storage, int64_t begin, int64_t end);
+
+// The same of the chunks begin..end of a prepared tensor.
+typedef int32_t (*LargestPrepared)(const BlockJob& job, int64_t begin, int64_t end);
 
 constexpr int64_t kLargestElements = int64_t{1} << 16;  // that one thread looks through at a time
 
@@ -54,19 +75,23 @@ typedef void (*RunChunks)(const BlockJob& job, int64_t begin, int64_t end);
 // The fastest code that this processor runs; and its name: "avx512", "avx2" or "baseline".
 RunChunks best_run_chunks();
 LargestFinite best_largest_finite();
+LargestPrepared best_largest_prepared();
 const char* best_instruction_set();
 
 namespace avx512 {
 void run_chunks(const BlockJob& job, int64_t begin, int64_t end);
 int32_t largest_finite(const void* in, Storage storage, int64_t begin, int64_t end);
+int32_t largest_prepared(const BlockJob& job, int64_t begin, int64_t end);
 }
 namespace avx2 {
 void run_chunks(const BlockJob& job, int64_t begin, int64_t end);
 int32_t largest_finite(const void* in, Storage storage, int64_t begin, int64_t end);
+int32_t largest_prepared(const BlockJob& job, int64_t begin, int64_t end);
 }
 namespace baseline {
 void run_chunks(const BlockJob& job, int64_t begin, int64_t end);
 int32_t largest_finite(const void* in, Storage storage, int64_t begin, int64_t end);
+int32_t largest_prepared(const BlockJob& job, int64_t begin, int64_t end);
 }
 
 }  // namespace quark

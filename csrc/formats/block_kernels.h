@@ -10,6 +10,7 @@ namespace quark {
 namespace QUARK_ISA {
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t at_least(int64_t a, int64_t least) { return a < least ? least : a; }
 
 // A buffer on the stack up to the usual size, on the heap beyond.
 template <class T, int64_t kUsual>
@@ -24,7 +25,7 @@ class Scratch {
   T* data() { return data_; }
 
  private:
-  T usual_[kUsual];
+  alignas(4 * kWidth) T usual_[kUsual];  // vectors that cross lines take twice as long
   T* data_;
 };
 
@@ -33,6 +34,7 @@ constexpr int64_t kStageElements = 1 << 12;
 constexpr int64_t kStreamElements = 1 << 10;
 constexpr int kLineElements = 16;      // of a cache line
 constexpr int kAheadElements = 1 << 11;  // two pages: the processor's own prefetching stops at the end of one
+constexpr int64_t kTurnElements = 64;  // a multiple of the columns of a turn
 constexpr int64_t kSearchWidth = 1 << 10;
 
 template <class P>
@@ -58,7 +60,7 @@ struct SingleBlock {
     return most;
   }
 
-  void run(const float* in, float* out, int64_t count, int64_t stride) const {
+  void run(const float* in, float* out, int64_t count, int64_t stride, int64_t out_stride) const {
     int32_t largest;
     const int32_t most = amax(in, 0, count, stride, &largest);
     auto scale = math.scale_of(most, largest);
@@ -77,7 +79,7 @@ struct SingleBlock {
         unit = math.sub_block_unit(amax(in, begin, end, stride, &largest), scale.exponent);
       }
       for (int64_t i = begin; i < end; ++i) {
-        out[i * stride] = math.quantize(in[i * stride], scale, unit);
+        out[i * out_stride] = math.quantize(in[i * stride], scale, unit);
       }
     }
   }
@@ -255,6 +257,14 @@ struct RunKernel {
   }
 };
 
+// A block of rows: how many, how many columns, and from one row to the next in what is read and what is written.
+struct Tile {
+  int64_t rows;
+  int64_t columns;
+  int64_t stride;
+  int64_t out_stride;
+};
+
 // ---- a block of rows, W columns at a time ----
 template <class P, int W>
 struct ColumnKernel {
@@ -268,19 +278,22 @@ struct ColumnKernel {
   Math math;
   int64_t rows;
   int64_t stride;
+  int64_t out_stride;
   int64_t sub_block_size;
   bool searches;
   bool streams;  // the stride keeps the alignment of the first row
 
-  ColumnKernel(const BlockParameters& p, int64_t rows, int64_t stride, bool streams)
+  ColumnKernel(const BlockParameters& p, Tile tile, bool streams)
       : math(p),
-        rows(rows),
-        stride(stride),
+        rows(tile.rows),
+        stride(tile.stride),
+        out_stride(tile.out_stride),
         sub_block_size(p.sub_block_size),
         searches(p.scale_rule == ScaleRule::kMse),
         streams(streams) {}
 
-  // Columns 0..count. A vector that does not fit at an end overlaps its neighbour and writes the same values again.
+  // Columns 0..count. A vector that does not fit at an end overlaps its neighbour and writes the same values again, for
+  // which `in` must not be `out`.
   void run(const float* in, float* out, int64_t count) const {
     const int64_t misaligned = reinterpret_cast<uintptr_t>(out) / sizeof(float) % W;
     int64_t column = streams && misaligned ? W - misaligned : 0;
@@ -324,7 +337,7 @@ struct ColumnKernel {
     const int64_t row_step = P::kSpacing == Spacing::kSubBlocks ? sub_block_size : 1;
     for (int64_t row = 0; row < rows; row += row_step) {
       const int64_t count = smaller(rows - row, row_step);
-      write_rows<kVectors, kStream>(in + row * stride, out + row * stride, count, scales);
+      write_rows<kVectors, kStream>(in + row * stride, out + row * out_stride, count, scales);
     }
   }
 
@@ -346,7 +359,7 @@ struct ColumnKernel {
       for (int v = 0; v < kVectors; ++v) {
         if (v * W % kLineElements == 0) prefetch(in + row * stride + v * W, kTurnsAhead * kVectors * W);
         const F x = load<W>(in + row * stride + v * W);
-        put<W, kStream>(out + row * stride + v * W, math.usual_quantize(x, scales[v]));
+        put<W, kStream>(out + row * out_stride + v * W, math.usual_quantize(x, scales[v]));
       }
     }
   }
@@ -369,7 +382,7 @@ struct ColumnKernel {
         unit = general.sub_block_unit(own, scale.exponent);
       }
       for (int64_t row = begin; row < end; ++row) {
-        store<W>(out + row * stride, general.quantize(load<W>(in + row * stride), scale, unit));
+        store<W>(out + row * out_stride, general.quantize(load<W>(in + row * stride), scale, unit));
       }
     }
   }
@@ -459,6 +472,99 @@ struct ColumnKernel {
   }
 };
 
+// ---- what is done to a tensor on the way ----
+constexpr int64_t kOverrun = kWidth;  // elements that a buffer of prepared values has at its end
+
+// Like ONNX's operators Min and Sub: a NaN stays one.
+struct Prepare {
+  FloatsOf<kWidth> bound;
+  FloatsOf<kWidth> center;
+  const float* end;  // of the tensor
+
+  // `count` neighbours, in whole vectors: up to kOverrun - 1 elements behind them are overwritten.
+  QUARK_INLINE void run(const float* in, float* out, int64_t count) const {
+    int64_t i = 0;
+    for (; i < count && in + i + kWidth <= end; i += kWidth) store<kWidth>(out + i, of(load<kWidth>(in + i)));
+    if (i < count) {
+      alignas(4 * kWidth) float last[kWidth] = {};
+      for (int64_t k = i; k < count; ++k) last[k - i] = in[k];
+      store<kWidth>(out + i, of(load<kWidth>(last)));
+    }
+  }
+
+  // What zeros become.
+  QUARK_INLINE void fill(float* out, int64_t count) const {
+    const FloatsOf<kWidth> value = of(FloatsOf<kWidth>{});
+    for (int64_t i = 0; i < count; i += kWidth) store<kWidth>(out + i, value);
+  }
+
+ private:
+  QUARK_INLINE FloatsOf<kWidth> of(FloatsOf<kWidth> x) const { return minimum<kWidth>(bound, x) - center; }
+};
+
+// `count` neighbours of a padded plane, from row y and column x of the plane on, both of which are negative before it.
+inline void prepare_padded(const Prepare& prepare, const Preparation& q, const float* plane, int64_t y, int64_t x,
+                           float* out, int64_t count) {
+  const float* const end = out + count;
+  const int64_t right = q.padded_width - q.left;  // where a row ends
+  for (; out < end; ++y, x = -q.left) {
+    const int64_t row = smaller(right - x, end - out);
+    if (y < 0 || y >= q.height) {
+      prepare.fill(out, row);
+    } else {
+      const int64_t before = smaller(row, at_least(-x, 0));
+      const int64_t inside = smaller(row, q.width - x);  // up to there
+      prepare.fill(out, before);
+      prepare.run(plane + y * q.width + x + before, out + before, inside - before);
+      const int64_t after = at_least(inside, before);
+      prepare.fill(out + after, row - after);
+    }
+    out += row;
+  }
+}
+
+// The rows of a tile that begins at element `at` of the prepared tensor, one after the other. `wide` has kOverrun more.
+inline void prepare_tile(const BlockJob& job, int64_t at, int64_t rows, int64_t columns, float* wide) {
+  const Preparation& q = *job.preparation;
+  const Geometry& g = job.geometry;
+  const int64_t size = q.height * q.width;
+  const int64_t plane = at / g.inner;
+  const int64_t column = at % g.inner;
+  const int64_t channel = plane % g.n;
+  const bool is_padded = g.inner != size;
+  const int64_t y = column / q.padded_width - q.top;
+  const int64_t x = column % q.padded_width - q.left;
+  const float* in = job.in32() + plane * size;
+  const float* const end = job.in32() + g.outer * g.n * size;
+  for (int64_t row = 0; row < rows; ++row, in += size, wide += columns) {
+    const Prepare prepare{splat<kWidth>(q.bounds[(channel + row) * q.bounds_step]),
+                          splat<kWidth>(q.centers[(channel + row) * q.centers_step]), end};
+    if (is_padded) {
+      prepare_padded(prepare, q, in, y, x, wide, columns);
+    } else {
+      prepare.run(in + column, wide, columns);
+    }
+  }
+}
+
+// The tile that is a chunk, in elements of the output.
+inline Tile tile_of(const BlockJob& job, int64_t chunk, int64_t* at) {
+  const Geometry& g = job.geometry;
+  const int64_t block_size = job.parameters.block_size;
+  const int64_t tile = chunk % job.tiles;
+  const int64_t block = chunk / job.tiles % job.blocks_in_row;
+  const int64_t outer = chunk / job.tiles / job.blocks_in_row;
+  const int64_t column = tile * job.tile;
+  *at = (outer * g.n + block * block_size) * g.inner + column;
+  const int64_t columns = tile + 1 == job.tiles ? g.inner - column : job.tile;
+  return {smaller(block_size, g.n - block * block_size), columns, g.inner, g.inner};
+}
+
+// As many of its columns at a time as stay in the first-level cache.
+inline int64_t columns_of_piece(int64_t rows) {
+  return at_least(kStageElements / rows / kTurnElements * kTurnElements, kTurnElements);
+}
+
 // ---- a job's chunks ----
 template <class P>
 struct Chunks {
@@ -529,7 +635,7 @@ struct Chunks {
 
   void run_elements(const float* in, float* out, int64_t count) const {
     for (int64_t i = run_fast(in, out, count); i < count; i += p.block_size) {
-      single.run(in + i, out + i, smaller(p.block_size, count - i), 1);
+      single.run(in + i, out + i, smaller(p.block_size, count - i), 1, 1);
     }
   }
 
@@ -553,7 +659,7 @@ struct Chunks {
     const int64_t block = p.block_size;
     const int64_t together = kWidth * block;
     if (together > kStreamElements) return 0;
-    const ColumnKernel<P, kWidth> kernel(p, block, kWidth, false);
+    const ColumnKernel<P, kWidth> kernel(p, {block, kWidth, kWidth, kWidth}, false);
     float columns[kStreamElements];
     float result[kStreamElements];
     int64_t done = 0;
@@ -590,45 +696,76 @@ struct Chunks {
   }
 
   void run_tile(int64_t chunk) const {
-    const int64_t tile = chunk % job.tiles;
-    const int64_t block = chunk / job.tiles % job.blocks_in_row;
-    const int64_t outer = chunk / job.tiles / job.blocks_in_row;
-    const int64_t inner = job.geometry.inner;
-    const int64_t column = tile * job.tile;
-    const int64_t columns = tile + 1 == job.tiles ? inner - column : job.tile;
-    const int64_t rows = smaller(p.block_size, job.geometry.n - block * p.block_size);
-    const int64_t at = (outer * job.geometry.n + block * p.block_size) * inner + column;
-    if (!job.is_staged()) {
+    int64_t at;
+    Tile tile = tile_of(job, chunk, &at);
+    // vectors that overlap at an end must read what was there before
+    const bool overwrites = job.in == job.out && tile.columns % kWidth != 0;
+    if (!job.is_staged() && overwrites && tile.columns > kWidth) return run_in_place(at, tile);
+    if (!job.is_staged() && !overwrites) {
       // narrower vectors would leave lines half written while sub-blocks go back and forth between rows
       const bool is_whole_line = kWidth == 16 || P::kSpacing != Spacing::kSubBlocks;
-      const bool streams = job.streams && is_whole_line && inner % kWidth == 0;
-      return run_columns(job.in32() + at, job.out32() + at, {rows, columns, inner, streams});
+      const bool streams = job.streams && is_whole_line && tile.stride % kWidth == 0;
+      return run_columns(job.in32() + at, job.out32() + at, tile, streams);
     }
-    // not in place: vectors that overlap at an end must read what was there before
-    Scratch<float, kStageElements> buffer(2 * rows * columns);
-    float* wide = buffer.data();
-    float* result = wide + rows * columns;
-    for (int64_t row = 0; row < rows; ++row) stage(at + row * inner, wide + row * columns, columns);
-    run_columns(wide, result, {rows, columns, columns, false});
-    for (int64_t row = 0; row < rows; ++row) unstage(result + row * columns, at + row * inner, columns);
+    const int64_t piece = columns_of_piece(tile.rows);
+    const int64_t end = at + tile.columns;
+    Scratch<float, 2 * kStageElements + kOverrun> buffer(2 * tile.rows * piece + kOverrun);
+    for (; at < end; at += piece) {
+      tile.columns = smaller(piece, end - at);
+      run_staged_columns(at, tile, buffer.data());
+    }
   }
 
-  struct Tile {
-    int64_t rows;
-    int64_t columns;
-    int64_t stride;
-    bool streams;
-  };
+  // Whole vectors in place, and the last columns from a vector of a buffer that was filled before.
+  void run_in_place(int64_t at, Tile tile) const {
+    Scratch<float, kStageElements> buffer(tile.rows * kWidth);
+    const int64_t rest = tile.columns % kWidth;
+    const float* last = job.in32() + at + tile.columns - kWidth;
+    for (int64_t row = 0; row < tile.rows; ++row) {
+      store<kWidth>(buffer.data() + row * kWidth, load<kWidth>(last + row * tile.stride));
+    }
+    run_columns(buffer.data(), buffer.data(), {tile.rows, kWidth, kWidth, kWidth}, false);
+    tile.columns -= rest;
+    run_columns(job.in32() + at, job.out32() + at, tile, false);
+    float* out = job.out32() + at + tile.columns;
+    const float* values = buffer.data() + kWidth - rest;
+    for (int64_t row = 0; row < tile.rows; ++row) {
+      for (int64_t i = 0; i < rest; ++i) out[row * tile.out_stride + i] = values[row * kWidth + i];
+    }
+  }
 
-  void run_columns(const float* in, float* out, Tile tile) const {
-    if (tile.columns >= kWidth) {
-      ColumnKernel<P, kWidth>(p, tile.rows, tile.stride, tile.streams).run(in, out, tile.columns);
-    } else if (kWidth > 8 && tile.columns >= 8) {
-      ColumnKernel<P, 8>(p, tile.rows, tile.stride, false).run(in, out, tile.columns);
-    } else if (tile.columns >= 4) {
-      ColumnKernel<P, 4>(p, tile.rows, tile.stride, false).run(in, out, tile.columns);
+  // Columns through a buffer for twice as many elements.
+  void run_staged_columns(int64_t at, Tile tile, float* wide) const {
+    const int64_t columns = tile.columns;
+    if (job.preparation != nullptr) {
+      prepare_tile(job, at, tile.rows, columns, wide);
+      if (p.round_to_bfloat16) {
+        for (int64_t i = 0; i < tile.rows * columns; ++i) wide[i] = round_to_bfloat16(wide[i]);
+      }
     } else {
-      for (int64_t c = 0; c < tile.columns; ++c) single.run(in + c, out + c, tile.rows, tile.stride);
+      for (int64_t row = 0; row < tile.rows; ++row) stage(at + row * tile.stride, wide + row * columns, columns);
+    }
+    if (job.storage == Storage::kFloat32) {
+      return run_columns(wide, job.out32() + at, {tile.rows, columns, columns, tile.out_stride}, false);
+    }
+    float* result = wide + tile.rows * columns;
+    run_columns(wide, result, {tile.rows, columns, columns, columns}, false);
+    for (int64_t row = 0; row < tile.rows; ++row) {
+      unstage(result + row * columns, at + row * tile.out_stride, columns);
+    }
+  }
+
+  void run_columns(const float* in, float* out, Tile tile, bool streams) const {
+    if (tile.columns >= kWidth) {
+      ColumnKernel<P, kWidth>(p, tile, streams).run(in, out, tile.columns);
+    } else if (kWidth > 8 && tile.columns >= 8) {
+      ColumnKernel<P, 8>(p, tile, false).run(in, out, tile.columns);
+    } else if (tile.columns >= 4) {
+      ColumnKernel<P, 4>(p, tile, false).run(in, out, tile.columns);
+    } else {
+      for (int64_t c = 0; c < tile.columns; ++c) {
+        single.run(in + c, out + c, tile.rows, tile.stride, tile.out_stride);
+      }
     }
   }
 };
@@ -696,6 +833,23 @@ int32_t largest_finite(const void* in, Storage storage, int64_t begin, int64_t e
     widen(static_cast<const uint16_t*>(in) + begin, wide, count);
     const int32_t own = largest_of(wide, count);
     largest = own > largest ? own : largest;
+  }
+  return largest;
+}
+
+int32_t largest_prepared(const BlockJob& job, int64_t begin, int64_t end) {
+  int32_t largest = 0;
+  for (int64_t chunk = begin; chunk < end; ++chunk) {
+    int64_t at;
+    const Tile tile = tile_of(job, chunk, &at);
+    const int64_t piece = columns_of_piece(tile.rows);
+    Scratch<float, kStageElements + kOverrun> buffer(tile.rows * piece + kOverrun);
+    for (const int64_t stop = at + tile.columns; at < stop; at += piece) {
+      const int64_t columns = smaller(piece, stop - at);
+      prepare_tile(job, at, tile.rows, columns, buffer.data());
+      const int32_t own = largest_of(buffer.data(), tile.rows * columns);
+      largest = own > largest ? own : largest;
+    }
   }
   return largest;
 }

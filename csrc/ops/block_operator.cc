@@ -28,8 +28,10 @@ void BlockOperator::compute(const Call& call) const {
     complete.tensor_scale =
         call.has_input(1) ? given_tensor_scale(call) : find_tensor_scale(call, tensors.in, tensors.storage);
   }
-  const BlockJob job =
-      make_block_job(tensors.in.data, tensors.out.data, tensors.storage, tensors.geometry, complete);
+  run(call, make_block_job(tensors.in.data, tensors.out.data, tensors.storage, tensors.geometry, complete));
+}
+
+void BlockOperator::run(const Call& call, const BlockJob& job) {
   const RunChunks run = best_run_chunks();
   call.parallel(job.chunks, [&](int64_t chunk) { run(job, chunk, chunk + 1); });
 }

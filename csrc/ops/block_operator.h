@@ -14,6 +14,9 @@ struct BlockOperator {
   void compute(const Call& call) const;
   void compute_on_cuda(const Call& call) const;
 
+ protected:
+  static void run(const Call& call, const BlockJob& job);
+
  private:
   struct Tensors {
     Tensor in;
@@ -33,6 +36,7 @@ struct BlockOperatorOf : BlockOperator {
   static constexpr const char* kName = Description::kName;
   static constexpr size_t kInputs = Description::kInputs;
   static constexpr size_t kRequiredInputs = 1;
+  static constexpr bool kWorksInPlace = true;  // without it, half of the data is not in the caches yet
   static ort::ElementType input_type(size_t index) { return index == 0 ? kType : ort::kFloat; }
   static ort::ElementType output_type() { return kType; }
   // the tensor's scale is looked at before anything runs

@@ -6,6 +6,7 @@
 //     infer(api, context)                             its output's type and shape, before anything runs
 //     Op(const Attributes&)                           reads and checks the attributes, throws BadNode
 //     compute(const Call&) const                      runs, throws BadNode
+//     kWorksInPlace                                   on the CPU, the output may take the memory of input 0
 //
 // For a GPU it also has
 //     compute_on_cuda(const Call&) const              the same, on tensors in the device's memory
@@ -145,11 +146,13 @@ struct OnCuda : Op {
 template <class Op>
 struct Provider {
   static constexpr const char* kName = nullptr;  // the CPU
+  static constexpr bool kWorksInPlace = Op::kWorksInPlace;
   static ort::MemoryType memory(size_t) { return ort::kProviderMemory; }
 };
 template <class Op>
 struct Provider<OnCuda<Op>> {
   static constexpr const char* kName = "CUDAExecutionProvider";
+  static constexpr bool kWorksInPlace = false;  // its kernels read and write through separate pointers
   static ort::MemoryType memory(size_t index) { return Op::cuda_memory(index); }
 };
 
@@ -185,6 +188,17 @@ struct CustomOp : ort::CustomOp {
     };
     start_version = [](const ort::CustomOp*) { return 1; };
     end_version = [](const ort::CustomOp*) { return 1; };
+    if (Provider<Op>::kWorksInPlace) {
+      may_reuse = [](int** inputs, int** outputs) -> size_t {
+        *inputs = new int[1]{0};
+        *outputs = new int[1]{0};
+        return 1;
+      };
+      release_may_reuse = [](int* inputs, int* outputs) {
+        delete[] inputs;
+        delete[] outputs;
+      };
+    }
   }
 
   static ort::Status* QUARK_ORT_CALL create(const ort::CustomOp*, const void* const* table,

@@ -11,6 +11,7 @@ struct ExtendedDequantizeLinear {
   static constexpr const char* kName = "ExtendedDequantizeLinear";
   static constexpr size_t kInputs = 3;
   static constexpr size_t kRequiredInputs = 3;
+  static constexpr bool kWorksInPlace = false;
   static ort::ElementType input_type(size_t index) { return index == 1 ? kFloatType : ort::kUndefined; }
   static ort::ElementType output_type() { return kFloatType; }
   static ort::Status* infer(const ort::Api& api, ort::ShapeInferContext* context) {

@@ -11,6 +11,7 @@ struct ExtendedQuantizeLinear {
   static constexpr const char* kName = "ExtendedQuantizeLinear";
   static constexpr size_t kInputs = 3;
   static constexpr size_t kRequiredInputs = 3;
+  static constexpr bool kWorksInPlace = false;
   // the one input of any type gives the output its type
   static ort::ElementType input_type(size_t index) { return index < 2 ? kFloatType : ort::kUndefined; }
   static ort::ElementType output_type() { return ort::kUndefined; }

@@ -194,6 +194,41 @@ for fmt, rounding, nonfinite in product(BLOCK_FORMATS, Rounding, NonFinite):
 """
 
 
+# Neg makes a tensor that nobody else reads, so that ONNX Runtime lets the operator's output take its memory.
+IN_PLACE = """
+from itertools import product
+import numpy as np
+from backends import by_numpy, node_model, open_session
+from golden import same
+from onnx import helper
+from quark.formats.block import BlockQuantizer
+from quark.formats.catalog import BLOCK_FORMATS
+from quark.formats.native import instruction_set
+from quark.formats.spec import ScaleRule
+from quark.ops.onnx_nodes import make_block_node
+
+random = np.random.default_rng(11)
+shapes = [((2, 40, 7, 7), 1), ((1, 35, 5, 13), -3), ((33, 70), 1), ((33, 70), 0), ((3, 48, 3), 1), ((1, 64, 8, 9), 1)]
+for fmt, (shape, axis) in product(BLOCK_FORMATS, shapes):
+    x = random.standard_normal(shape, dtype=np.float32)
+    x[0, 1] = np.nan
+    for rule in {ScaleRule.FLOOR, ScaleRule.MSE} & set(fmt.scale_rules):
+        quantizer = BlockQuantizer(fmt, rule)
+        nodes = [
+            helper.make_node("Neg", ["x"], ["n"]),
+            make_block_node(quantizer, axis, "n", "q"),
+            helper.make_node("Neg", ["q"], ["y"]),
+        ]
+        y = open_session(node_model(nodes, x.ndim, 1), native=True).run(None, {"x": x})[0]
+        assert same(y, -by_numpy(-x, quantizer, axis)).all(), (quantizer, shape, axis)
+"""
+
+
+@pytest.mark.parametrize("instructions", ["avx512", "avx2", "baseline"])
+def test_an_output_may_take_the_place_of_its_input(instructions: str) -> None:
+    run_with_instructions(IN_PLACE, instructions)
+
+
 @pytest.mark.parametrize("instructions", ["avx512", "avx2", "baseline"])
 def test_blocks_of_every_magnitude(instructions: str) -> None:
     run_with_instructions(MAGNITUDES, instructions)
