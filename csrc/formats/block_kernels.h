@@ -480,11 +480,15 @@ struct Prepare {
   FloatsOf<kWidth> bound;
   FloatsOf<kWidth> center;
   const float* end;  // of the tensor
+  int64_t ahead;     // where what is read next begins
 
   // `count` neighbours, in whole vectors: up to kOverrun - 1 elements behind them are overwritten.
   QUARK_INLINE void run(const float* in, float* out, int64_t count) const {
     int64_t i = 0;
-    for (; i < count && in + i + kWidth <= end; i += kWidth) store<kWidth>(out + i, of(load<kWidth>(in + i)));
+    for (; i < count && in + i + kWidth <= end; i += kWidth) {
+      if (i % kLineElements == 0) prefetch(in + i, ahead);
+      store<kWidth>(out + i, of(load<kWidth>(in + i)));
+    }
     if (i < count) {
       alignas(4 * kWidth) float last[kWidth] = {};
       for (int64_t k = i; k < count; ++k) last[k - i] = in[k];
@@ -538,7 +542,7 @@ inline void prepare_tile(const BlockJob& job, int64_t at, int64_t rows, int64_t 
   const float* const end = job.in32() + g.outer * g.n * size;
   for (int64_t row = 0; row < rows; ++row, in += size, wide += columns) {
     const Prepare prepare{splat<kWidth>(q.bounds[(channel + row) * q.bounds_step]),
-                          splat<kWidth>(q.centers[(channel + row) * q.centers_step]), end};
+                          splat<kWidth>(q.centers[(channel + row) * q.centers_step]), end, columns};
     if (is_padded) {
       prepare_padded(prepare, q, in, y, x, wide, columns);
     } else {

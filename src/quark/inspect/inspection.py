@@ -32,6 +32,7 @@ from quark.onnx.plan_reader import (
     is_on_codes,
     is_turned,
 )
+from quark.onnx.prepared_blocks import expand
 from quark.ops.onnx_nodes import all_nodes
 from quark.plan import Role
 from quark.report.console import Table, cell
@@ -200,6 +201,7 @@ def _quantized(model: onnx.ModelProto) -> dict[str, dict[str, int]]:
     if not any(node.op_type in kinds or is_on_codes(node) for node in all_nodes(model.graph.node)):
         return {}
     whole = bare_graph(model)
+    expand(whole)
     for value in [input_ for input_ in whole.graph.inputs if input_.is_initializer()]:
         whole.graph.inputs.remove(value)  # older files list constants as inputs
     with contextlib.suppress(ValueError):  # the graph has a cycle

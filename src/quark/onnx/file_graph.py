@@ -24,6 +24,7 @@ from quark.onnx.load.structure import (
     shorten_domains,
 )
 from quark.onnx.load.wire import Carved, carve
+from quark.onnx.prepared_blocks import expand
 
 _SPARSE = (onnx.AttributeProto.SPARSE_TENSOR, onnx.AttributeProto.SPARSE_TENSORS)
 
@@ -58,6 +59,7 @@ def _graph(carved: Carved, views: dict[str, memoryview], name: str) -> ir.Model:
     for node in model.graph:
         if not node.name:
             node.name = next((value.name for value in node.outputs if value.name), node.op_type)
+    expand(model)
     model.graph.sort()  # other tools leave that to the runtime
     infer_shapes(model)
     return model

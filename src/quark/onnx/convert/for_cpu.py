@@ -13,6 +13,8 @@ Float and integer arithmetic agree if all scales are powers of two, and if no su
 represents every sum of a layer exactly, in any order, and multiplying by s_x s_w / s_y rounds nothing. ModelError names
 the first layer for which that cannot be shown. Layers that are not quantized stay as they are.
 
+Block operators do what stands before them (prepared_blocks.py), which our library computes in one pass.
+
 Integer kernels of x86 processors without VNNI (before 2019) add two products in 16 bits and may saturate: there,
 compare the outputs of both models.
 """
@@ -55,6 +57,7 @@ from quark.onnx.graph import (
     replace_input,
 )
 from quark.onnx.plan_reader import QuantizedGraph, is_quantize
+from quark.onnx.prepared_blocks import define_functions, prepare
 
 Array = NDArray[Any]
 
@@ -65,8 +68,8 @@ _BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
 
 
 def convert_for_cpu(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with uint8 activations, int32 biases, and Relu and Clip on codes; its outputs stay the same to
-    the bit."""
+    """Return the model with uint8 activations, int32 biases, Relu and Clip on codes, and prepared block operators; its
+    outputs stay the same to the bit."""
     graph = graph_of_model(model)
     quantized = quantizers_in(graph)
     if opset(graph) < OPSET_OF_INTEGER_CLIP:
@@ -82,7 +85,11 @@ def convert_for_cpu(model: onnx.ModelProto) -> onnx.ModelProto:
         if node.op_type in ("Relu", "Clip") and not node.domain:
             _clip_codes(graph, node)
     remove_dead(graph)
-    return model_of_graph(graph)
+    has_prepared = prepare(graph) > 0
+    converted = model_of_graph(graph)
+    if has_prepared:
+        define_functions(converted)
+    return converted
 
 
 def _check_layer(layer: ir.Node, quantized: QuantizedGraph) -> None:

@@ -64,6 +64,7 @@ from quark.onnx.plan_reader import (
     is_quantize,
     is_quantizer,
 )
+from quark.onnx.prepared_blocks import expand
 from quark.ops.onnx_nodes import CONSTANT_DOMAIN
 from quark.ops.schema import DOMAIN
 
@@ -109,6 +110,7 @@ def graph_of_model(model: onnx.ModelProto) -> ir.Model:
     graph.ir_version = max(graph.ir_version or 0, _MIN_IR_VERSION)
     for node in graph.graph.all_nodes():
         node.name = node.name or next((value.name for value in node.outputs if value.name), node.op_type)
+    expand(graph)
     graph.graph.sort()
     return graph
 
