@@ -71,7 +71,7 @@ struct InstructionSet {
   const char* name;
   RunChunks run;
   LargestFinite largest;
-  LargestPrepared largest_prepared;
+  PrepareChunks prepare;
 };
 
 #if defined(QUARK_WIDE_KERNELS)
@@ -87,13 +87,13 @@ InstructionSet choose_instruction_set() {
   __builtin_cpu_init();
   if (may_use("avx512") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-    return {"avx512", avx512::run_chunks, avx512::largest_finite, avx512::largest_prepared};
+    return {"avx512", avx512::run_chunks, avx512::largest_finite, avx512::prepare_chunks};
   }
   if (may_use("avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
-    return {"avx2", avx2::run_chunks, avx2::largest_finite, avx2::largest_prepared};
+    return {"avx2", avx2::run_chunks, avx2::largest_finite, avx2::prepare_chunks};
   }
 #endif
-  return {"baseline", baseline::run_chunks, baseline::largest_finite, baseline::largest_prepared};
+  return {"baseline", baseline::run_chunks, baseline::largest_finite, baseline::prepare_chunks};
 }
 
 const InstructionSet& chosen() {
@@ -118,7 +118,7 @@ float tensor_scale_of(int32_t largest, const BlockParameters& parameters) {
 
 RunChunks best_run_chunks() { return run_exactly; }
 LargestFinite best_largest_finite() { return chosen().largest; }
-LargestPrepared best_largest_prepared() { return chosen().largest_prepared; }
+PrepareChunks best_prepare_chunks() { return chosen().prepare; }
 const char* best_instruction_set() { return chosen().name; }
 
 }  // namespace quark

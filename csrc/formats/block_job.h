@@ -62,8 +62,8 @@ BlockJob make_block_job(const void* in, void* out, Storage storage, Geometry geo
 // The bits of the largest finite magnitude among the elements begin..end; 0 if there is none.
 typedef int32_t (*LargestFinite)(const void* in, Storage storage, int64_t begin, int64_t end);
 
-// The same of the chunks begin..end of a prepared tensor.
-typedef int32_t (*LargestPrepared)(const BlockJob& job, int64_t begin, int64_t end);
+// Writes the chunks begin..end of a prepared tensor to the output, unquantized; the same of these.
+typedef int32_t (*PrepareChunks)(const BlockJob& job, int64_t begin, int64_t end);
 
 constexpr int64_t kLargestElements = int64_t{1} << 16;  // that one thread looks through at a time
 
@@ -75,23 +75,23 @@ typedef void (*RunChunks)(const BlockJob& job, int64_t begin, int64_t end);
 // The fastest code that this processor runs; and its name: "avx512", "avx2" or "baseline".
 RunChunks best_run_chunks();
 LargestFinite best_largest_finite();
-LargestPrepared best_largest_prepared();
+PrepareChunks best_prepare_chunks();
 const char* best_instruction_set();
 
 namespace avx512 {
 void run_chunks(const BlockJob& job, int64_t begin, int64_t end);
 int32_t largest_finite(const void* in, Storage storage, int64_t begin, int64_t end);
-int32_t largest_prepared(const BlockJob& job, int64_t begin, int64_t end);
+int32_t prepare_chunks(const BlockJob& job, int64_t begin, int64_t end);
 }
 namespace avx2 {
 void run_chunks(const BlockJob& job, int64_t begin, int64_t end);
 int32_t largest_finite(const void* in, Storage storage, int64_t begin, int64_t end);
-int32_t largest_prepared(const BlockJob& job, int64_t begin, int64_t end);
+int32_t prepare_chunks(const BlockJob& job, int64_t begin, int64_t end);
 }
 namespace baseline {
 void run_chunks(const BlockJob& job, int64_t begin, int64_t end);
 int32_t largest_finite(const void* in, Storage storage, int64_t begin, int64_t end);
-int32_t largest_prepared(const BlockJob& job, int64_t begin, int64_t end);
+int32_t prepare_chunks(const BlockJob& job, int64_t begin, int64_t end);
 }
 
 }  // namespace quark

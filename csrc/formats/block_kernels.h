@@ -664,7 +664,7 @@ struct Chunks {
     const int64_t together = kWidth * block;
     if (together > kStreamElements) return 0;
     const ColumnKernel<P, kWidth> kernel(p, {block, kWidth, kWidth, kWidth}, false);
-    float columns[kStreamElements];
+    float columns[kStreamElements] = {};  // GCC does not see that what is read was written
     float result[kStreamElements];
     int64_t done = 0;
     for (; done + together <= count; done += together) {
@@ -841,7 +841,7 @@ int32_t largest_finite(const void* in, Storage storage, int64_t begin, int64_t e
   return largest;
 }
 
-int32_t largest_prepared(const BlockJob& job, int64_t begin, int64_t end) {
+int32_t prepare_chunks(const BlockJob& job, int64_t begin, int64_t end) {
   int32_t largest = 0;
   for (int64_t chunk = begin; chunk < end; ++chunk) {
     int64_t at;
@@ -853,6 +853,10 @@ int32_t largest_prepared(const BlockJob& job, int64_t begin, int64_t end) {
       prepare_tile(job, at, tile.rows, columns, buffer.data());
       const int32_t own = largest_of(buffer.data(), tile.rows * columns);
       largest = own > largest ? own : largest;
+      for (int64_t row = 0; row < tile.rows; ++row) {
+        const float* from = buffer.data() + row * columns;
+        std::memcpy(job.out32() + at + row * tile.out_stride, from, static_cast<size_t>(columns) * sizeof(float));
+      }
     }
   }
   return largest;

@@ -22,17 +22,15 @@ void PreparedBlockOperator::compute(const Call& call) const {
   const std::vector<int64_t> shape = padded_shape(x, pads, preparation);
   const Tensor out = call.output(shape, ort::kFloat);
   const Geometry geometry{shape[0], shape[1], shape[2] * shape[3]};
-  BlockJob job = make_block_job(x.data, out.data, Storage::kFloat32, geometry, parameters, &preparation);
-  if (has_float_scale(parameters)) {
-    const LargestPrepared largest = best_largest_prepared();
-    std::vector<int32_t> most(static_cast<size_t>(job.chunks), 0);
-    call.parallel(job.chunks, [&](int64_t chunk) {
-      most[static_cast<size_t>(chunk)] = largest(job, chunk, chunk + 1);
-    });
-    job.parameters.tensor_scale =
-        tensor_scale_of(most.empty() ? 0 : *std::max_element(most.begin(), most.end()), parameters);
-  }
-  run(call, job);
+  const BlockJob job = make_block_job(x.data, out.data, Storage::kFloat32, geometry, parameters, &preparation);
+  if (!has_float_scale(parameters)) return run(call, job);
+  // the whole tensor is needed for its scale: what was prepared for that is quantized in place
+  const PrepareChunks prepare = best_prepare_chunks();
+  std::vector<int32_t> most(static_cast<size_t>(job.chunks), 0);
+  call.parallel(job.chunks, [&](int64_t chunk) { most[static_cast<size_t>(chunk)] = prepare(job, chunk, chunk + 1); });
+  BlockParameters complete = parameters;
+  complete.tensor_scale = tensor_scale_of(most.empty() ? 0 : *std::max_element(most.begin(), most.end()), parameters);
+  run(call, make_block_job(out.data, out.data, Storage::kFloat32, geometry, complete));
 }
 
 int64_t PreparedBlockOperator::step_of(const Tensor& numbers, int64_t channels, const char* name) const {
