@@ -127,7 +127,7 @@ def _inspected(work: LayerWork, group: ScaledGroup, paths: list[str], magnitudes
     for exponent in FEW_EXPONENTS:
         for scales in scaling_candidates(list(weights.values()), magnitudes, exponent):
             own = group.tied(scales)
-            current = error(own)
-            if current < best.error:
-                best = Scaling(own, exponent, current, before.error)
+            current_error = error(own)
+            if current_error < best.error:
+                best = Scaling(own, exponent, current_error, before.error)
     return best

@@ -98,7 +98,7 @@ def after_choosing(work: Decision, options: ActivationAwareOptions) -> list[Algo
     errors = quantized_errors(work) if work.expected else OutputErrors()  # while there are no sums in memory
     _, left, surveys = surveyed_layers(work, LAYER_TYPES, options.sample_limit)
     nodes = {str(node.name): node for node in work.model.graph}
-    rounded_data = {reader.node for tensor in work.plan for reader in tensor.readers if reader.index == 0}
+    rounded_data = {reader.node for entry in work.plan for reader in entry.readers if reader.index == 0}
     choices: dict[str, AffineChoice] = {}
     changed: list[str] = []
     for layer, sums in ((layer, sums) for layers, sums in surveys for layer in layers):
@@ -111,7 +111,7 @@ def after_choosing(work: Decision, options: ActivationAwareOptions) -> list[Algo
         gram = sums.pop(layer.name).inner
         choices[layer.name] = searched(choice, weight, gram[0])
         matrices = (
-            layer.layout.to_matrices(rounded(weight, value) - weight) for value in (choice, choices[layer.name])
+            layer.layout.to_matrices(rounded(weight, candidate) - weight) for candidate in (choice, choices[layer.name])
         )
         before, after = (float(squared_error(matrix.astype(np.float64), gram).sum()) for matrix in matrices)
         changed.append(f"{layer.name}: squared error {after / before if before > 0 else 1.0:.3g} of what it was")

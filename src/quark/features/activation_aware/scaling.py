@@ -87,9 +87,9 @@ def find_scaling(
     for exponent in exponents:
         for candidate in scaling_candidates(sampled, magnitudes, exponent):
             scales = tie(candidate)
-            current = error(scales)
-            if current < best[0]:
-                best = (current, exponent, scales)
+            current_error = error(scales)
+            if current_error < best[0]:
+                best = (current_error, exponent, scales)
     return Scaling(best[2], best[1], best[0], before)
 
 

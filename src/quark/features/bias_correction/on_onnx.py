@@ -94,12 +94,12 @@ def watched(work: Work, options: BiasCorrectionOptions) -> list[str]:
     graph = view_of(work.model)
     nodes = [node for node in graph if node.op_type in LAYER_TYPES and node.is_standard]
     nodes = [node for node in nodes if (weight := node.input(1)) is not None and weight.constant is not None]
-    data = [value.name for node in nodes if (value := node.input(0)) is not None and value.constant is None]
-    data += [value.name for value in pooled_activations(graph)]
+    names = [value.name for node in nodes if (value := node.input(0)) is not None and value.constant is None]
+    names += [value.name for value in pooled_activations(graph)]
     if options.inputs is CorrectionInputs.QUANTIZED:
         places = (bias_place(node, _obstacle) for node in nodes)
-        data += [place[0].outputs[0].name for place in places if not isinstance(place, str)]
-    return list(dict.fromkeys(data))
+        names += [place[0].outputs[0].name for place in places if not isinstance(place, str)]
+    return list(dict.fromkeys(names))
 
 
 def after_choosing(work: Decision, options: BiasCorrectionOptions) -> list[AlgorithmFacts]:
@@ -127,8 +127,8 @@ def _correct_in_place(work: Decision, options: BiasCorrectionOptions) -> list[Al
     is_guarded = bool(work.expected) and any(node.op_type == "MatMul" for node in work.model.graph)
     before = quantized_errors(work) if is_guarded else OutputErrors()
     corrected, left, means = _correct(work, options)
-    facts = [AlgorithmFacts(NAME, tuple(layer.phrase for layer in corrected), tuple(left))]
-    changed = frozenset(layer.tensor for layer in corrected)
+    facts = [AlgorithmFacts(NAME, tuple(correction.phrase for correction in corrected), tuple(left))]
+    changed = frozenset(correction.tensor for correction in corrected)
     if options.inputs is CorrectionInputs.QUANTIZED:
         followed, also = _follow(work, options)
         facts, changed = [*facts, followed], changed | also
@@ -138,8 +138,8 @@ def _correct_in_place(work: Decision, options: BiasCorrectionOptions) -> list[Al
         return facts
     kept = _best_quarters(work, corrected, (plan, positions), before)
     reason = "the outputs on held-out samples got worse with it"
-    left += [SkippedNode(layer.layer, "", reason) for layer in corrected if layer not in kept]
-    return [AlgorithmFacts(NAME, tuple(corrected.phrase for corrected in kept), tuple(left))]
+    left += [SkippedNode(correction.layer, "", reason) for correction in corrected if correction not in kept]
+    return [AlgorithmFacts(NAME, tuple(correction.phrase for correction in kept), tuple(left))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,14 +161,16 @@ def _best_quarters(
     """Undo the corrections, except for those quarters of them that lower the error of the outputs. `earlier` are plan
     and positions from before, and `errors` those with them. Returns the corrections that are left."""
     values = work.model.graph.initializers
-    new = {layer.tensor: values[layer.tensor].const_value for layer in corrected}
+    new = {correction.tensor: values[correction.tensor].const_value for correction in corrected}
 
     def apply(chosen: Sequence[_Corrected]) -> None:
-        for layer in corrected:
-            values[layer.tensor].const_value = new[layer.tensor] if layer in chosen else layer.before
+        for correction in corrected:
+            values[correction.tensor].const_value = (
+                new[correction.tensor] if correction in chosen else correction.before
+            )
         work.plan, work.positions = earlier
         if chosen:
-            work.rechoose([layer.tensor for layer in chosen])
+            work.rechoose([correction.tensor for correction in chosen])
 
     kept: list[_Corrected] = []
     size = max(1, -(-len(corrected) // QUARTERS))
@@ -210,7 +212,7 @@ def _taps(layer: Layer) -> Taps:
 
 
 def _obstacle(node: Node) -> str | None:
-    """The reason why the mean of the node's output does not follow from a few sums of its input; empty if it does."""
+    """The reason why the mean of the node's output does not follow from a few sums of its input; None if it does."""
     weight = constant(node.origin.inputs[1])
     if weight is None or taps_of(node.origin, weight) is not None:
         return None
@@ -218,7 +220,7 @@ def _obstacle(node: Node) -> str | None:
 
 
 def _layers(model: ir.Model, plan: QuantizationPlan) -> tuple[list[Layer], list[SkippedNode]]:
-    choices = {reader: tensor.choice for tensor in plan for reader in tensor.readers}
+    choices = {reader: entry.choice for entry in plan for reader in entry.readers}
     return corrected_layers(view_of(model), choices, _obstacle)
 
 
@@ -257,8 +259,8 @@ class TapMeans:
         pass
 
     def merge(self, other: TapMeans) -> None:
-        for key, mean in other._means.items():
-            self._means[key] += mean
+        for key, pairs in other._means.items():
+            self._means[key] += pairs
         self._within += other._within
         self._shape = self._shape or other._shape
 
@@ -327,7 +329,7 @@ def _statistics(
         by_tensor.setdefault(layer.input, []).append((_taps(layer), layer.data))
         value = layer.node.inputs[0]
         bounds[layer.input] = bounds_of(None if value is None else value.producer)
-    if any(is_coarse(tensor.choice) for tensor in work.plan if tensor.role is Role.BIAS):
+    if any(is_coarse(entry.choice) for entry in work.plan if entry.role is Role.BIAS):
         for value in pooled_activations(view_of(work.model)):
             by_tensor.setdefault(value.name, [])
             bounds[value.name] = bounds_of(value.producer)
@@ -347,11 +349,12 @@ def unmeasured(work: Decision, options: BiasCorrectionOptions) -> dict[str, TapM
 
 def _make_up_for_rounding(work: Decision, means: Mapping[str, TapMeans]) -> None:
     """Compensate, in each layer, the shift that rounding the biases before it causes. Scales stay as they are: the
-    compensation is a small part of a step, and a bias near the end of its range would be rounded anyway."""
-    choices = {reader: tensor.choice for tensor in work.plan for reader in tensor.readers if tensor.role is Role.BIAS}
+    compensation is a small part of a step, and a bias near the end of its range is rounded as it would be
+    without it."""
+    choices = {reader: entry.choice for entry in work.plan for reader in entry.readers if entry.role is Role.BIAS}
     if not any(map(is_coarse, choices.values())):
         return
-    shares = {name: share for name, mean in means.items() if (share := mean.share_within()) is not None}
+    shares = {name: share for name, tap_means in means.items() if (share := tap_means.share_within()) is not None}
     shifts = Shifts(shares)
     for layer in _layers(work.model, work.plan)[0]:
         bias, choice = layer.bias.array(), choices.get(Reader(layer.adder.name, layer.bias_index))
@@ -436,7 +439,7 @@ class _OpenBiases:
             value.const_value = None
             copy.graph.inputs.append(value)
         opened = {name for name, _ in self.inputs.values()}
-        rest = tuple(tensor for tensor in plan if tensor.role is not Role.BIAS and tensor.tensor not in opened)
+        rest = tuple(entry for entry in plan if entry.role is not Role.BIAS and entry.tensor not in opened)
         insert(copy, QuantizationPlan(rest), InsertOptions())
         self._outputs = {layer.name: str(nodes[layer.adder.name].outputs[0].name) for layer in layers}  # insert renames
         runnable = finish(copy, {}, SaveOptions(has_portable_functions=False)).to_graph()

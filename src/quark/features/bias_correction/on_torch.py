@@ -69,8 +69,8 @@ def after_choosing(work: Decision, options: TorchBiasCorrectionOptions) -> list[
     if work.batches is None:
         return []
     chosen = work.decisions.chosen
-    weighted = {tensor.request.consumer.node for tensor in chosen if tensor.request.role is Role.WEIGHT}
-    choices = {tensor.request.consumer: tensor.choice for tensor in chosen if tensor.request.consumer.node in weighted}
+    weighted = {entry.request.consumer.node for entry in chosen if entry.request.role is Role.WEIGHT}
+    choices = {entry.request.consumer: entry.choice for entry in chosen if entry.request.consumer.node in weighted}
     roundings = bias_roundings(work.placement)
     facts = correct_biases(work.network, choices, work.batches, options, roundings, work.exact)
     work.choose()
@@ -123,13 +123,13 @@ class TorchLayer(Layer):
 
     def weight_now(self) -> torch.Tensor:
         """The weight that inference multiplies by."""
-        numbers = self.parameters
-        return (numbers.folded_weight() if isinstance(numbers, ConvBatchNorm) else numbers[0]).detach()
+        parameters = self.parameters
+        return (parameters.folded_weight() if isinstance(parameters, ConvBatchNorm) else parameters[0]).detach()
 
     def bias_now(self) -> torch.Tensor:
         """The bias that inference adds."""
-        numbers = self.parameters
-        return (numbers.folded_bias() if isinstance(numbers, ConvBatchNorm) else numbers[1]).detach()
+        parameters = self.parameters
+        return (parameters.folded_bias() if isinstance(parameters, ConvBatchNorm) else parameters[1]).detach()
 
     def add_to_bias(self, correction: torch.Tensor) -> bool:
         """Add a number to the bias of each channel; returns False, and changes nothing, if its type cannot hold it."""
@@ -154,8 +154,8 @@ def torch_layers(
         if node.origin.kwargs or node.op_type == "MatMul":
             return "its weight or bias is computed" if node.origin.kwargs else "no bias is added to its result"
         tensor = None if bias is None or bias.constant is None else parameter_of(network, bias.name)
-        names = [node for node in network.graph.nodes if tensor is not None and attribute_of(network, node) is tensor]
-        return "its bias is shared with another layer" if sum(len(name.users) for name in names) > 1 else None
+        nodes = [node for node in network.graph.nodes if tensor is not None and attribute_of(network, node) is tensor]
+        return "its bias is shared with another layer" if sum(len(node.users) for node in nodes) > 1 else None
 
     corrected, left = corrected_layers(view_of(network), choices, obstacle)
     layers = []
@@ -197,9 +197,9 @@ def correct_biases(
         network.train(was_training)
     errors = _of_all_ranks(comparison.errors)
     corrections = {
-        name: torch.from_numpy(middle_mean(torch.cat(error).double().numpy()))
-        for name, error in errors.items()
-        if error
+        name: torch.from_numpy(middle_mean(torch.cat(parts).double().numpy()))
+        for name, parts in errors.items()
+        if parts
     }
     if roundings:
         batch = _first(next(iter(batches)), COMPENSATION_SAMPLES)

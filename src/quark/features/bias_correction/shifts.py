@@ -98,7 +98,7 @@ class Shifts:
         if node.setting("axis") != 1 or None in sizes or all(shift is None for shift in shifts):
             return None
         pairs = zip(shifts, sizes, strict=True)
-        return np.concatenate([np.zeros(size or 0) if pair is None else pair for pair, size in pairs])
+        return np.concatenate([np.zeros(size or 0) if shift is None else shift for shift, size in pairs])
 
 
 RULES: Mapping[str, Callable[[Shifts, Node], Array | None]] = {

@@ -115,7 +115,7 @@ def before_calibration(work: Work, options: CenteringOptions) -> list[AlgorithmF
 
 
 def _obstacle(node: ir.Node) -> str | None:
-    """The reason why the input of a convolution cannot be centered; empty if it can."""
+    """The reason why the input of a convolution cannot be centered; None if it can."""
     value, weight, bias = node.inputs[0], constant(input_value(node, 1)), input_value(node, 2)
     if weight is None or (bias is not None and constant(bias) is None):
         return "its weight or its bias is not constant"

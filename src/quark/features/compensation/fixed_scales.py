@@ -49,7 +49,9 @@ class FixedScales:
         if self.zero_point is None:
             return None
         assert isinstance(self.element, IntFormat)
-        scale, zero_point = (np.ascontiguousarray(value[0].T, np.float64) for value in (self.scale, self.zero_point))
+        scale, zero_point = (
+            np.ascontiguousarray(parameter[0].T, np.float64) for parameter in (self.scale, self.zero_point)
+        )
         return native_column_rounding(scale, zero_point, (self.element.qmin, self.element.qmax))
 
 

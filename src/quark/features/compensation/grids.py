@@ -25,8 +25,8 @@ Array = NDArray[Any]
 def spread(parameters: AffineParameters, shape: tuple[int, ...]) -> tuple[Array, Array]:
     """Scale and zero point of every weight, in float64."""
     values = []
-    for value in (parameters.scale, parameters.zero_point):
-        numbers = np.asarray(value, np.float64)
+    for parameter in (parameters.scale, parameters.zero_point):
+        numbers = np.asarray(parameter, np.float64)
         values.append(np.broadcast_to(parameters.granularity.spread(array_kind(numbers), numbers, shape), shape))
     return values[0], values[1]
 

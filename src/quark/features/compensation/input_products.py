@@ -61,7 +61,7 @@ def surveyed_layers(
     """
     layers, left = trained_layers(work.model, work.plan, op_types)
     nodes = {str(node.name): node for node in work.model.graph}
-    choices = {(reader.node, reader.index): tensor.choice for tensor in work.plan for reader in tensor.readers}
+    choices = {(reader.node, reader.index): entry.choice for entry in work.plan for reader in entry.readers}
     tied = tied_products(work.model, work.settings.choose)
     wanted: dict[str, InputProducts] = {}
     count = min(work.samples.batches(sample_limit), work.samples.count)
@@ -104,9 +104,9 @@ def _surveys(
         work.runner.rest()  # rounding takes as much memory
         sums = {name: sums for products in part.values() for name, sums in products.sums.items()}
         del part
-        for products in {id(products): products for products in sums.values()}.values():
-            products.finish()
-            products.shrink()
+        for own in {id(own): own for own in sums.values()}.values():  # layers that read the same rows share them
+            own.finish()
+            own.shrink()
         yield [layer for layer in layers if layer.name in sums], sums
 
 
@@ -132,11 +132,11 @@ def evenly_spread(count: int, wanted: int) -> Array:
 def with_weight_choices(plan: QuantizationPlan, choices: Mapping[str, AffineChoice]) -> QuantizationPlan:
     """The plan with other choices for the weights of these nodes, which nothing else reads."""
 
-    def renewed(tensor: TensorChoice) -> TensorChoice:
-        own = [choices[reader.node] for reader in tensor.readers if reader.index == 1 and reader.node in choices]
-        return replace(tensor, choice=own[0]) if own and tensor.role is Role.WEIGHT else tensor
+    def renewed(entry: TensorChoice) -> TensorChoice:
+        own = [choices[reader.node] for reader in entry.readers if reader.index == 1 and reader.node in choices]
+        return replace(entry, choice=own[0]) if own and entry.role is Role.WEIGHT else entry
 
-    return replace(plan, tensors=tuple(renewed(tensor) for tensor in plan))
+    return replace(plan, tensors=tuple(renewed(entry) for entry in plan))
 
 
 @dataclass
@@ -169,7 +169,8 @@ class Sums:
     def bytes(self) -> int:
         """The largest number of bytes while rows are added."""
         return (
-            sum(value.nbytes for value in (self.inner, self.cross, self.aside) if value is not None) + 2 * WAITING_BYTES
+            sum(matrix.nbytes for matrix in (self.inner, self.cross, self.aside) if matrix is not None)
+            + 2 * WAITING_BYTES
         )
 
     def add(self, exact: Array, own: Array | None, is_held_back: bool) -> None:
@@ -254,10 +255,10 @@ class InputProducts:
     def add(self, layer: TrainedLayer, data: Choice | None, samples: int) -> None:
         """Look at the inputs of a layer as well. Layers that read the same rows share their sums."""
         groups, _, columns = layer.layout.matrices
-        for products in self.sums.values():
-            is_same = products.inner.shape == (groups, columns, columns) and products.layer.source == layer.source
-            if is_same and products.data == data:
-                self.sums[layer.name] = products
+        for sums in self.sums.values():
+            is_same = sums.inner.shape == (groups, columns, columns) and sums.layer.source == layer.source
+            if is_same and sums.data == data:
+                self.sums[layer.name] = sums
                 return
         rows = max(FEWEST_ROWS, ROWS_PER_COLUMN * columns)
         self.sums[layer.name] = Sums(layer, data, samples, math.ceil(rows / samples))
@@ -265,26 +266,24 @@ class InputProducts:
     @property
     def bytes(self) -> int:
         """The largest number of bytes while the sums are computed."""
-        distinct = {id(products): products for products in self.sums.values()}.values()
-        return sum(products.bytes for products in distinct)
+        distinct = {id(sums): sums for sums in self.sums.values()}.values()
+        return sum(sums.bytes for sums in distinct)
 
     def observe(self, x: Array) -> None:
         x = x.astype(np.float32, copy=False)
         blocks: dict[Choice, Array] = {}
-        for products in {id(products): products for products in self.sums.values()}.values():
-            picks = evenly_spread(_positions(products.layer, x.shape), products.row_count)
-            exact, own = products.layer.source.inputs(x, picks), None
+        for sums in {id(sums): sums for sums in self.sums.values()}.values():
+            picks = evenly_spread(_positions(sums.layer, x.shape), sums.row_count)
+            exact, own = sums.layer.source.inputs(x, picks), None
             if not np.isfinite(exact).all():
                 raise InvalidValueError("has NaN or Inf")
-            if products.data is not None and (_is_scaled(products.layer) or not _is_elementwise(products.data)):
-                own = (
-                    None if _is_scaled(products.layer) else rows_in_blocks(products.layer, products.data, exact, x.ndim)
-                )
+            if sums.data is not None and (_is_scaled(sums.layer) or not _is_elementwise(sums.data)):
+                own = None if _is_scaled(sums.layer) else rows_in_blocks(sums.layer, sums.data, exact, x.ndim)
                 if own is None:
-                    if products.data not in blocks:
-                        blocks[products.data] = rounded(x, products.data)
-                    own = products.layer.source.inputs(blocks[products.data], picks)
-            products.add(exact, own, self._samples % HELD_BACK == HELD_BACK - 1)
+                    if sums.data not in blocks:
+                        blocks[sums.data] = rounded(x, sums.data)
+                    own = sums.layer.source.inputs(blocks[sums.data], picks)
+            sums.add(exact, own, self._samples % HELD_BACK == HELD_BACK - 1)
 
     def end_of_sample(self) -> None:
         self._samples += 1

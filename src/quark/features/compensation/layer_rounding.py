@@ -45,15 +45,15 @@ def rounded_matrices(
     root = Root.of(inner, grid.order, options.damping)
     matrices = layer.layout.to_matrices(weight.astype(inner.dtype))
     best = matrices if cross is None else root.best_weights(matrices, cross)
-    compensated_groups = compensated(best, root, grid)
+    values = compensated(best, root, grid)
     del root
     if not grid.is_joint:
-        compensated_groups = descended(best, compensated_groups, inner, grid.quantize, sweeps)
+        values = descended(best, values, inner, grid.quantize, sweeps)
     if groups is None:
         # as the network will see them: the scale of a block is that of the stored values
-        stored = layer.layout.from_matrices(compensated_groups).astype(np.float32)
-        compensated_groups = layer.layout.to_matrices(rounded(stored, layer.weight).astype(inner.dtype))
-    return Rounding(compensated_groups, best, groups)
+        stored = layer.layout.from_matrices(values).astype(np.float32)
+        values = layer.layout.to_matrices(rounded(stored, layer.weight).astype(inner.dtype))
+    return Rounding(values, best, groups)
 
 
 def _grid(layer: TrainedLayer, weight: Array) -> Grid | str:

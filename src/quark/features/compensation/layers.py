@@ -57,7 +57,7 @@ def compensated_layer(
     if isinstance(attempt, str):
         return attempt
     plain = layer.layout.to_matrices(rounded(weight, layer.weight).astype(inner.dtype))
-    before, after = (squared_error(attempt.best - value, inner) for value in (plain, attempt.values))
+    before, after = (squared_error(attempt.best - values, inner) for values in (plain, attempt.values))
     is_better = after < before
     kept = np.where(is_better[:, :, None], attempt.values, layer.layout.to_matrices(weight))
     total = float(before.sum())

@@ -44,7 +44,7 @@ from quark.torch.language.linear import (
 )
 
 Array = NDArray[Any]
-_ITERATIONS = 30  # iterations of the power iteration
+_ITERATIONS = 30  # steps of the power iteration
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,13 +168,13 @@ def _integers(
     elif not options.has_static_groups and spec.group_size is not None:
         units = runs(np.arange(shape[1]), spec.group_size)
         grid = Grid(scales, units, at_turn=_group_scales(scales, spec, weights, options))
-    attempt = compensated(best[None], Root.of(inner[None], grid.order, 0.0), grid)
+    rounded_values = compensated(best[None], Root.of(inner[None], grid.order, 0.0), grid)
     for _ in range(options.sweeps):
-        attempt = descended(best[None], attempt, inner[None], scales, 1)
+        rounded_values = descended(best[None], rounded_values, inner[None], scales, 1)
         if can_search(spec) and options.searches_scales:
-            attempt = _refit(scales, attempt, best, inner, spec)
-    attempt = descended(best[None], attempt, inner[None], scales, 1) if options.sweeps else attempt
-    tries.append(_nearest(attempt[0], _collected(scales, parameters_of(choice, shape))))
+            rounded_values = _refit(scales, rounded_values, best, inner, spec)
+    rounded_values = descended(best[None], rounded_values, inner[None], scales, 1) if options.sweeps else rounded_values
+    tries.append(_nearest(rounded_values[0], _collected(scales, parameters_of(choice, shape))))
     return tries
 
 
@@ -211,7 +211,7 @@ def _collected(scales: FixedScales, like: AffineParameters) -> AffineParameters:
     assert scales.zero_point is not None
     first = slice(None, None, like.group_size or scales.scale.shape[2])
     shape = like.scale.shape
-    scale, zero_point = (value[0][:, first].reshape(shape) for value in (scales.scale, scales.zero_point))
+    scale, zero_point = (parameter[0][:, first].reshape(shape) for parameter in (scales.scale, scales.zero_point))
     codes = zero_point.astype(like.zero_point.dtype)
     return AffineParameters(scale.astype(np.float32), codes, like.format, like.axis, like.group_size)
 
@@ -259,10 +259,10 @@ def _others(
         grid = independent(rounded_alone(choice), columns, options.block_size)
     if options.has_activation_order:
         grid = grid.in_order_of(power, options.block_size)
-    attempt = compensated(best[None], Root.of(inner[None], grid.order, 0.0), grid)
+    rounded_values = compensated(best[None], Root.of(inner[None], grid.order, 0.0), grid)
     if not grid.is_joint:
-        attempt = descended(best[None], attempt, inner[None], grid.quantize, options.sweeps)
-    tries.append(_stored(attempt[0], choice))
+        rounded_values = descended(best[None], rounded_values, inner[None], grid.quantize, options.sweeps)
+    tries.append(_stored(rounded_values[0], choice))
     return tries
 
 
@@ -281,9 +281,9 @@ def _eight_bit_floats(
     grid = independent(scales, weight.shape[1], options.block_size)
     if options.has_activation_order:
         grid = grid.in_order_of(np.diagonal(inner), options.block_size)
-    attempt = compensated(best[None], Root.of(inner[None], grid.order, 0.0), grid)
-    attempt = descended(best[None], attempt, inner[None], scales, options.sweeps)[0]
-    return [*tries, _Try(attempt, scale=plain.scale)]
+    rounded_values = compensated(best[None], Root.of(inner[None], grid.order, 0.0), grid)
+    rounded_values = descended(best[None], rounded_values, inner[None], scales, options.sweeps)[0]
+    return [*tries, _Try(rounded_values, scale=plain.scale)]
 
 
 def _stored(values: Array, choice: Any) -> _Try:

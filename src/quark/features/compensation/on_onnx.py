@@ -95,9 +95,7 @@ def _layers_at_a_time(sums: Mapping[str, Sums]) -> int:
     most, free = min(processor_count(), MOST_LAYERS), free_memory()
     if free is None:
         return most
-    return max(
-        1, min(most, free // (GRAM_MATRICES * max((products.inner.nbytes for products in sums.values()), default=1)))
-    )
+    return max(1, min(most, free // (GRAM_MATRICES * max((own.inner.nbytes for own in sums.values()), default=1))))
 
 
 def _final_errors(work: Decision) -> OutputErrors:

@@ -89,10 +89,10 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
     for layer, trained in layers:
         wanted.setdefault(layer.input, InputProducts()).add(trained, layer.data, sum(map(_samples, seen)))
     surveyed = survey(work.network, wanted, seen, CompensationOptions.sample_limit).values()
-    products = {name: sums for found in surveyed for name, sums in found.sums.items()}
-    for entry in {id(entry): entry for entry in products.values()}.values():
-        entry.finish()
-        entry.shrink()
+    products = {name: sums for input_products in surveyed for name, sums in input_products.sums.items()}
+    for sums in {id(sums): sums for sums in products.values()}.values():
+        sums.finish()
+        sums.shrink()
     expected = _outputs(exact, judged)
     before = _errors(work, judged, expected)
     standing = {name: tensor.detach().clone() for name, tensor in work.network.state_dict().items()}
@@ -109,7 +109,7 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
         return [AlgorithmFacts(NAME, (), tuple(left))]
     work.exact = exact
     kept = {layer.node.name for layer, _ in layers}
-    work.kept = {chosen.request.consumer: chosen for chosen in work.decisions.chosen if _is_weight_of(chosen, kept)}
+    work.kept = {entry.request.consumer: entry for entry in work.decisions.chosen if _is_weight_of(entry, kept)}
     if not _errors(work, judged, expected).is_no_worse_than(before):
         work.network.load_state_dict(standing)
         work.exact, work.kept = None, {}
@@ -162,17 +162,17 @@ def _cut(batch: Batch, first: int, last: int) -> Batch:
 def _layers(work: Decision) -> tuple[list[tuple[TorchLayer, TrainedLayer]], list[SkippedNode]]:
     """The layers that can be compensated; the others with the reason."""
     chosen = work.decisions.chosen
-    weighted = {tensor.request.consumer.node: tensor for tensor in chosen if tensor.request.role is Role.WEIGHT}
-    choices = {tensor.request.consumer: tensor.choice for tensor in chosen if tensor.request.consumer.node in weighted}
+    weighted = {entry.request.consumer.node: entry for entry in chosen if entry.request.role is Role.WEIGHT}
+    choices = {entry.request.consumer: entry.choice for entry in chosen if entry.request.consumer.node in weighted}
     layers, left = torch_layers(work.network, choices)
     readers = readers_of_parameters(work.network)
     usable = []
     for layer in layers:
-        weight_choice = weighted.get(layer.node.name)
-        if weight_choice is None:
+        chosen_weight = weighted.get(layer.node.name)
+        if chosen_weight is None:
             continue
         is_shared = len(readers.get(id(layer.weight_parameter), ())) > 1
-        reason = "shares its weight with another layer" if is_shared else _reason_against(layer, weight_choice)
+        reason = "shares its weight with another layer" if is_shared else _reason_against(layer, chosen_weight)
         if reason is not None:
             left.append(layer.skipped(reason))
             continue
@@ -231,7 +231,8 @@ def _rows(layer: TorchLayer) -> tuple[RowSource, WeightLayout]:
 
 
 def _write(layer: TorchLayer, weight: torch.Tensor) -> None:
-    """Make inference multiply by these weights. Channels that folding multiplies by 0 must have zeros."""
+    """Make inference multiply by these weights. If folding multiplies a channel by 0, its weights are
+    0 in any case."""
     parameters = layer.parameters
     parameter = layer.weight_parameter
     with torch.no_grad():
@@ -246,7 +247,7 @@ def _write(layer: TorchLayer, weight: torch.Tensor) -> None:
 
 
 def _errors(work: Decision, judged: Sequence[Batch], expected: Sequence[Outputs]) -> OutputErrors:
-    """The distance of the network's outputs, as it would be now, from those expected; empty without samples."""
+    """Compare the outputs of the network, as quantized so far, with those expected; empty without samples."""
     if not all(gathered(bool(judged))):
         return OutputErrors()
     trial = copy.copy(work)

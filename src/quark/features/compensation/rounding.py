@@ -239,7 +239,7 @@ def _upper_root(inner: Array, extra: Array) -> Array:
     # the Cholesky factor of the reversed matrix is U^-1, reversed: no inverse of H is needed
     lower = _reversed(with_diagonal(inner, extra))
     try:
-        for matrices in [lower] if lower.shape[-1] <= WHOLE else [each[None] for each in lower]:
+        for matrices in [lower] if lower.shape[-1] <= WHOLE else [matrix[None] for matrix in lower]:
             _invert_factor(matrices)
     except np.linalg.LinAlgError:
         if inner.dtype == np.float64:

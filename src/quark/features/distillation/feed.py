@@ -39,13 +39,13 @@ class Feed:
         """The samples of these numbers as batches of that size, each with the number of samples in it."""
         step = size if self._can_stack else 1
         for start in range(0, len(numbers), step):
-            rows = numbers[start : start + step]
+            indices = numbers[start : start + step]
             if self._whole is None:
-                batch = stacked([self._samples[i] for i in rows], self._device)
+                batch = stacked([self._samples[i] for i in indices], self._device)
             else:
-                index = torch.tensor(rows, device=self._device)
+                index = torch.tensor(indices, device=self._device)
                 batch = {name: x.index_select(0, index) for name, x in self._whole.items()}
-            yield batch, len(rows)
+            yield batch, len(indices)
 
 
 def rows_of(sample: Sample) -> list[Sample]:

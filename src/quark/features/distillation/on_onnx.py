@@ -113,7 +113,7 @@ def _nothing(reason: str) -> AlgorithmFacts:
 
 def _folder(work: Decision, exact: ir.Model, options: DistillationOptions) -> Path:
     """The folder of the state, named by a hash of everything that the result follows from."""
-    digests = [FloatRunner(value).model_digest() for value in (exact, work.model)]
+    digests = [FloatRunner(model).model_digest() for model in (exact, work.model)]
     facts = [*digests, work.plan.digest, work.samples.digest(), repr(options), repr(sorted(versions().items()))]
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
     folder = (Path(options.folder) if options.folder else user_cache()) / f"distill-{key}"

@@ -100,7 +100,9 @@ class Distillation:
         self._starts = {name: torch.from_numpy(start) for name, start in starts.items() if name in self._parameters}
         self._features = common_sums(student, teacher) if options.feature_weight else []
         stacks = can_stack(self.teacher, [*training, *held_out], self._device)
-        self._training, self._held_out = (Feed(value, self._device, can_stack=stacks) for value in (training, held_out))
+        self._training, self._held_out = (
+            Feed(samples, self._device, can_stack=stacks) for samples in (training, held_out)
+        )
         first, _ = next(self._training.batches([0], 1))
         self._are_images = takes_images(first, Augmentation(options.augmentation))
         with torch.no_grad():
@@ -126,7 +128,7 @@ class Distillation:
         if not self._parameters or not math.isfinite(before):
             return Distilled(None, before, before, 0)
         self._put(self._starts)
-        # for training, which stops when it no longer improves
+        # the least divergence so far in training, which stops when it no longer falls
         self._least = self.divergence() if self._starts else before
         loss = functools.partial(self._loss, has_features=True)
         descent = Descent(self._parameters, self._rates, loss, self._chance)
@@ -303,7 +305,7 @@ def output_loss(expected: torch.Tensor, actual: torch.Tensor, kind: OutputKind) 
     if kind is OutputKind.PROBABILITIES:
         p, q = expected.clamp(min=1e-12), actual.clamp(min=1e-12)
         return (p * (p.log() - q.log())).sum(dim=1).mean()
-    log_p, log_q = (torch.log_softmax(value, 1) for value in (expected, actual))
+    log_p, log_q = (torch.log_softmax(logits, 1) for logits in (expected, actual))
     return (log_p.exp() * (log_p - log_q)).sum(dim=1).mean()
 
 

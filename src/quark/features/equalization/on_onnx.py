@@ -57,10 +57,7 @@ def before_calibration(work: Work, options: CrossLayerOptions) -> list[Algorithm
         calibrate = work.settings.calibrate
         with FloatRunner(work.model, wanted, providers=calibrate.providers) as runner:
             surveyed = survey(runner, wanted, work.samples, calibrate, sample_limit=CLIP_SAMPLES)
-        extremes = {
-            name: (extremes_of_tensor.lowest, extremes_of_tensor.highest)
-            for name, extremes_of_tensor in surveyed.items()
-        }
+        extremes = {name: (measured.lowest, measured.highest) for name, measured in surveyed.items()}
     return [equalize(work.model, options, extremes)]
 
 
@@ -124,9 +121,8 @@ class OnnxRoad:
         for node in rescaling.region.sources:
             bias = constant(input_value(node.origin, 2))
             if bias is not None:
-                shape = np.broadcast_shapes(
-                    bias.shape, rescaling.scales.shape
-                )  # a Gemm takes one number for all channels
+                # a Gemm takes one number for all channels
+                shape = np.broadcast_shapes(bias.shape, rescaling.scales.shape)
                 set_constant(self.model, node.origin, 2, _divided(np.broadcast_to(bias, shape), rescaling.scales))
         for (node, index), channels in rescaling.region.constants.items():
             array = constant(input_value(node.origin, index))

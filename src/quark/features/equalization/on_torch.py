@@ -64,8 +64,12 @@ class TorchRoad:
         if node.kwargs:
             return "its weight is not constant"
         module, weight, bias = self._parameters(layer)
-        for value in (weight, bias):
-            others = [] if value is None else [other for other in self._readers.get(id(value), ()) if other is not node]
+        for parameter in (weight, bias):
+            others = (
+                []
+                if parameter is None
+                else [other for other in self._readers.get(id(parameter), ()) if other is not node]
+            )
             if others:
                 return f"its weight or bias is also read by '{others[0].name}'"
         if is_source and module is not None and not module.batch_norm.affine:

@@ -267,7 +267,7 @@ def _first(node: Node) -> Value:
 
 def _same(node: Node, value: Value, channels: Channels) -> Passage:
     links = (_first(node), channels), (node.outputs[0], channels)
-    if all(value is not link for link, _ in links):
+    if all(value is not tensor for tensor, _ in links):
         raise CannotScaleError(f"{node.op_type} reads it as something other than its data")
     return Passage(links)
 
@@ -336,7 +336,7 @@ def _together(node: Node, value: Value, channels: Channels) -> Passage:
                 constants.append((index, target))
         elif input_.constant is None or input_.constant.array().any():
             raise CannotScaleError(f"{node.op_type} with something that has no such channels")
-    if any(link.size(where.axis) not in (size, None) for link, where in links):
+    if any(tensor.size(where.axis) not in (size, None) for tensor, where in links):
         raise CannotScaleError(f"{node.op_type} changes the number of channels")
     return Passage(tuple(links), tuple(constants))
 

@@ -90,13 +90,13 @@ class ChannelMagnitudes:
 
 def combine(ranges: Sequence[Array]) -> Array:
     """One range for each channel out of those of several tensors; a tensor of zeros does not count."""
-    levels = [float(range_.max(initial=0)) for range_ in ranges]
-    alive = [(range_, level) for range_, level in zip(ranges, levels, strict=True) if level > 0]
+    levels = [float(magnitudes.max(initial=0)) for magnitudes in ranges]
+    alive = [(magnitudes, level) for magnitudes, level in zip(ranges, levels, strict=True) if level > 0]
     if not alive:
         return np.zeros_like(ranges[0])
     if len(alive) == 1:
         return alive[0][0]
-    relative: Array = np.max([factors / level for factors, level in alive], axis=0)
+    relative: Array = np.max([magnitudes / level for magnitudes, level in alive], axis=0)
     return relative * float(np.exp(np.mean([np.log(level) for _, level in alive])))
 
 
@@ -159,7 +159,7 @@ class Rescaling:
             if self._has_appended_bias and bias is not None:
                 ranges[-1] = np.maximum(ranges[-1], bias / weight.divided * BIAS_SHARE)
         if self._has_appended_bias:
-            added = (share / self.scales * BIAS_SHARE for share in self._ranges.added)
+            added = (magnitudes / self.scales * BIAS_SHARE for magnitudes in self._ranges.added)
             ranges[0] = np.max([ranges[0], *added], axis=0)
         return combine(ranges)
 
@@ -215,13 +215,13 @@ def sweep(chains: Sequence[Sequence[Rescaling]], weight_threshold: float) -> flo
 def chains_of(sets: Sequence[Set], following: Mapping[Set, Set]) -> list[list[Set]]:
     """The sets in rows, each behind the one that it follows; most are one or two long."""
     chains = []
-    for start in (region for region in sets if region not in following.values()):
+    for start in (start for start in sets if start not in following.values()):
         chain = [start]
         while chain[-1] in following:
             chain.append(following[chain[-1]])
         chains.append(chain)
     placed = {link for chain in chains for link in chain}
-    return chains + [[region] for region in sets if region not in placed]  # a ring of depthwise layers has no start
+    return chains + [[left] for left in sets if left not in placed]  # a ring of depthwise layers has no start
 
 
 def largest_of_pairs(weight: Array) -> Array:

@@ -59,7 +59,7 @@ class Checkpoint:
         numbers = [fitted.error_before, fitted.error_after, fitted.iterations, fitted.learning_rate]
         arrays = {"numbers": np.array(numbers, np.float64), "remark": np.array(fitted.remark)}
         arrays |= {
-            name: value for name, value in (("weight", fitted.weight), ("bias", fitted.bias)) if value is not None
+            name: array for name, array in (("weight", fitted.weight), ("bias", fitted.bias)) if array is not None
         }
         try:
             with complete(self._path(place)) as unfinished, unfinished.open("r+b") as file:

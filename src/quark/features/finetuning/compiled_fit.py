@@ -123,7 +123,7 @@ class _Rows:
             self.targets = np.ascontiguousarray(targets.reshape(self.count, groups, outputs).transpose(1, 0, 2))
         self.bounds: tuple[Array, Array] | None = None
         if isinstance(problem.activation, Bounds):
-            low, high = (columns.lines(value) for value in (problem.activation.lowest, problem.activation.highest))
+            low, high = (columns.lines(bound) for bound in (problem.activation.lowest, problem.activation.highest))
             self.bounds = low, high
 
     def part(self, axis: int, span: slice) -> _Rows:
@@ -232,7 +232,7 @@ class _Fit:
         self.has_bias = options.has_bias and problem.can_train_bias and problem.bias is not None
         is_separate = are_outputs_separate(problem.layout, problem.weight_choice)
         self.is_separate = is_separate and not isinstance(problem.bias_choice, BlockChoice)
-        roundings = [value for value in (self.rounding, self.bias_rounding) if value is not None]
+        roundings = [rounding for rounding in (self.rounding, self.bias_rounding) if rounding is not None]
         can_split = (
             self.is_separate and problem.layout.can_narrow and all(rounding.can_narrow for rounding in roundings)
         )
@@ -341,8 +341,8 @@ class _Fit:
         for part in parts:
             _taken(weight, *part.span)[...] = part.best.weight
             _taken(bias, *part.span)[...] = part.best.bias
-        value = bias.reshape(-1) if self.has_bias else None
-        return Fitted(self.columns.tensor(weight), value, before, after, iterations, rate)
+        flat_bias = bias.reshape(-1) if self.has_bias else None
+        return Fitted(self.columns.tensor(weight), flat_bias, before, after, iterations, rate)
 
 
 class _Described:
@@ -382,9 +382,9 @@ class _PartFit:
         self.span = whole.columns.span(part)
         is_whole = part == Part()
         self._training, self._held_out = (
-            value if is_whole else value.part(*self.span) for value in (whole.training, whole.held_out)
+            rows if is_whole else rows.part(*self.span) for rows in (whole.training, whole.held_out)
         )
-        self._start, standing, self._bias = (self._own(value) for value in (whole.start, whole.weight, whole.bias))
+        self._start, standing, self._bias = (self._own(array) for array in (whole.start, whole.weight, whole.bias))
         self._rounding = whole.rounding if is_whole else whole.rounding.part(part)
         rounding = whole.bias_rounding
         self._bias_rounding = rounding if rounding is None or is_whole else rounding.part(part)
@@ -423,7 +423,7 @@ class _PartFit:
 
     def _described(self, kind: StepKind, numbers: Sequence[Array]) -> _Described:
         whole, rounding = self._whole, self._bias_rounding
-        self._moments = [np.zeros((2, *value.shape), np.float32) for value in (self._parameter, self._bias)]
+        self._moments = [np.zeros((2, *array.shape), np.float32) for array in (self._parameter, self._bias)]
         fixed = (*numbers, *[None] * 3)[:3]
         factor = 2.0 if whole.gram is not None else 2 / whole.seen
         weights = _step(kind, self._parameter, self._moments[0], factor)

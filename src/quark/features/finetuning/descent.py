@@ -46,7 +46,7 @@ class TorchDescent:
         device = state.parameter.device
         self._on_device = device.type == "cuda"
         # seen as lines: a fused optimizer wants gradients that lie in memory as the parameters do
-        self._lines = [value.view(-1) for value in (state.parameter, bias) if value is not None]
+        self._lines = [parameter.view(-1) for parameter in (state.parameter, bias) if parameter is not None]
         groups = [
             {"params": [line], "lr": torch.tensor(rate, device=device) if self._on_device else rate}
             for line, rate in zip(self._lines, rates, strict=False)

@@ -36,19 +36,19 @@ def network_with_roundings(model: ir.Model, plan: QuantizationPlan) -> tuple[ir.
     copy = with_rounded_constants(model.clone(), plan)
     nodes = {str(node.name): node for node in copy.graph}
     roundings: dict[Place, Sequence[Choice]] = {}
-    for tensor in plan:
-        choices = [choice for choice in (tensor.first, tensor.choice) if choice is not None]
-        places = [reader for reader in tensor.readers if reader.node in nodes]
+    for entry in plan:
+        choices = [choice for choice in (entry.first, entry.choice) if choice is not None]
+        places = [reader for reader in entry.readers if reader.node in nodes]
         if (
-            tensor.role is not Role.ACTIVATION
+            entry.role is not Role.ACTIVATION
             or not places
             or any(isinstance(choice, DynamicChoice) for choice in choices)
         ):
             continue
         source = input_value(nodes[places[0].node], places[0].index)
-        assert source is not None, tensor.tensor
+        assert source is not None, entry.tensor
         first = next(node for node in copy.graph if any(node is nodes[place.node] for place in places))
-        identity = add_node(copy, "Identity", [source], before=first, name=f"{tensor.tensor}_rounded")
+        identity = add_node(copy, "Identity", [source], before=first, name=f"{entry.tensor}_rounded")
         identity.outputs[0].shape = source.shape
         roundings[str(identity.name), 0] = tuple(choices)
         for place in places:
@@ -73,7 +73,7 @@ def why_not(model: ir.Model, roundings: Roundings, samples: Any, device: str) ->
         network = OnnxNetwork(model, roundings).to(where)
         tensors = [str(value.name) for node in model.graph for value in node.outputs]
         with tensor_float32(is_on=False):
-            alone, both = (network.tensors(stacked(value, where), tensors) for value in (first_two[1:], first_two))
+            alone, both = (network.tensors(stacked(batch, where), tensors) for batch in (first_two[1:], first_two))
     except ModelError as error:
         return str(error)
     for name, own in alone.items():
@@ -141,10 +141,10 @@ class DeviceWalk(Walk):
             return super()._remembered(tensors, others, see)
         store = _Remembered(self._groups)
 
-        def keep(samples: range, found: Mapping[str, Any]) -> None:
-            store.keep(samples, {name: found[name] for name in tensors})
+        def keep(samples: range, values: Mapping[str, Any]) -> None:
+            store.keep(samples, {name: values[name] for name in tensors})
             if see is not None:
-                see(samples, found)
+                see(samples, values)
 
         self.visit(list(dict.fromkeys([*tensors, *others])), keep)
         return store

@@ -113,7 +113,7 @@ class _Samples:
         first, second = (tensor_of(self._problem.inputs[number], self._device) for number in numbers)
         if first.shape != second.shape or first.dim() < 2:
             return
-        expected = torch.cat([self._problem.network(value, weights)[0] for value in (first, second)])
+        expected = torch.cat([self._problem.network(sample, weights)[0] for sample in (first, second)])
         try:
             both = self._problem.network(torch.cat([first, second]), weights)[0]
         except RuntimeError:  # the shape of one sample does not fit two
@@ -127,10 +127,10 @@ class _Samples:
         floats = problem.float_inputs if has_float else None
         step = size if self._can_stack else 1
         for start in range(0, len(numbers), step):
-            rows = numbers[start : start + step]
-            inputs = {number: problem.inputs[number] for number in rows}
+            chosen = numbers[start : start + step]
+            inputs = {number: problem.inputs[number] for number in chosen}
             is_uniform = len({array.shape for array in inputs.values()}) == 1
-            for together in [rows] if is_uniform else [[number] for number in rows]:
+            for together in [chosen] if is_uniform else [[number] for number in chosen]:
                 yield _Batch(
                     self._stacked([inputs[number] for number in together]),
                     self._stacked([problem.outputs[number] for number in together]),

@@ -58,7 +58,7 @@ def trained_layers(
     model: ir.Model, plan: QuantizationPlan, op_types: Collection[str]
 ) -> tuple[list[TrainedLayer], list[SkippedNode]]:
     """The layers whose weight the plan quantizes; those that cannot be trained with the reason."""
-    choices = {(reader.node, reader.index): tensor.choice for tensor in plan for reader in tensor.readers}
+    choices = {(reader.node, reader.index): entry.choice for entry in plan for reader in entry.readers}
     layers: list[TrainedLayer] = []
     left: list[SkippedNode] = []
     for node in model.graph:
@@ -207,23 +207,23 @@ class ConvolutionRows(_Rows):
         padding."""
         sources = [window.sources(size) for window, size in zip(self.windows, shape[2:], strict=True)]
         batch, *places = np.unravel_index(picks, (shape[0], *(len(source) for source in sources)))
-        rows = (batch * math.prod(shape[1:]))[:, None]
+        positions = (batch * math.prod(shape[1:]))[:, None]
         is_inside: Any = True
         for axis, (source, place) in enumerate(zip(sources, places, strict=True)):
             chosen = source[place]
             inside, step = chosen >= 0, math.prod(shape[axis + 3 :])
-            rows = (rows[:, :, None] + (chosen * step)[:, None]).reshape(len(picks), -1)
+            positions = (positions[:, :, None] + (chosen * step)[:, None]).reshape(len(picks), -1)
             is_inside = inside if axis == 0 else (is_inside[:, :, None] & inside[:, None]).reshape(len(picks), -1)
-        return np.where(is_inside, rows, -1)
+        return np.where(is_inside, positions, -1)
 
     def inputs(self, x: Any, picks: Array) -> Any:
         native = _native_for(x)
         if native is not None:
             origins = self._sources(x.shape, picks)
             taps = origins.shape[1]
-            found = np.empty((len(picks), self.groups, x.shape[1] // self.groups * taps), np.float32)
-            _gather(native, x, origins, np.arange(len(picks)), found, (x.shape[1] * taps, 1, taps))
-            return found
+            rows = np.empty((len(picks), self.groups, x.shape[1] // self.groups * taps), np.float32)
+            _gather(native, x, origins, np.arange(len(picks)), rows, (x.shape[1] * taps, 1, taps))
+            return rows
         sources = [window.sources(size) for window, size in zip(self.windows, x.shape[2:], strict=True)]
         batch, *places = np.unravel_index(picks, (x.shape[0], *(len(source) for source in sources)))
         index: list[Any] = [batch.reshape(-1, *[1] * len(sources)), slice(None)]
@@ -269,7 +269,7 @@ def _gather(
 ) -> None:
     """Write rows of x, [batch, channels, ...]; `steps` lead to the next row, tap and channel."""
     row_step, tap_step, plane_step = steps
-    sources, places = (np.ascontiguousarray(value, np.int64) for value in (sources, places))
+    sources, places = (np.ascontiguousarray(indices, np.int64) for indices in (sources, places))
     native.gather(
         RowGather(
             values=x.ctypes.data,
@@ -412,7 +412,7 @@ def activation_behind(node: ir.Node) -> tuple[Activation, ir.Value]:
                 return function, reader.outputs[0]
             break
         if bounds is not None:
-            ends = (np.clip(value, limits.lowest, limits.highest) for value in (bounds.lowest, bounds.highest))
+            ends = (np.clip(bound, limits.lowest, limits.highest) for bound in (bounds.lowest, bounds.highest))
             limits = Bounds(*ends)
         bounds, value = limits, reader.outputs[0]
     return bounds, value

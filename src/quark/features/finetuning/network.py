@@ -202,7 +202,7 @@ _REFUSED: Mapping[str, Callable[[ir.Node], bool]] = {
 
 def unsupported(nodes: Iterable[ir.Node]) -> list[str]:
     """The nodes that have no row, the first of each kind, each with the number of them."""
-    reasons: dict[str, list[str]] = {}
+    names_by_kind: dict[str, list[str]] = {}
     for node in nodes:
         kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         refuse = _REFUSED.get(node.op_type)
@@ -210,9 +210,10 @@ def unsupported(nodes: Iterable[ir.Node]) -> list[str]:
             value.uses() or value.is_graph_output() for value in node.outputs[1:]
         )
         if node.domain or node.op_type not in ROWS or (refuse is not None and refuse(node)) or has_other:
-            reasons.setdefault(kind, []).append(str(node.name))
+            names_by_kind.setdefault(kind, []).append(str(node.name))
     return [
-        f"{kind} ('{names[0]}'{f' and {len(names) - 1} more' * (len(names) > 1)})" for kind, names in reasons.items()
+        f"{kind} ('{names[0]}'{f' and {len(names) - 1} more' * (len(names) > 1)})"
+        for kind, names in names_by_kind.items()
     ]
 
 
@@ -296,13 +297,13 @@ class OnnxNetwork(torch.nn.Module):
 
     def constant_readers(self) -> list[tuple[str, int, str, Sequence[Choice]]]:
         """Every place where a node reads a constant: node, number of the input, constant, and how it is rounded."""
-        readers = []
+        uses = []
         for node, _, _ in self._steps:
             for index, value in enumerate(node.inputs):
                 if value is not None and str(value.name) in self.constants:
                     place = (str(node.name), index)
-                    readers.append((*place, str(value.name), self._choices.get(place, ())))
-        return readers
+                    uses.append((*place, str(value.name), self._choices.get(place, ())))
+        return uses
 
     def has_coarse_blocks(self, bits: int) -> bool:
         """True if some tensor is rounded to a block format with elements of at most that many bits."""
@@ -444,13 +445,13 @@ def axis_of(choices: Sequence[Choice]) -> int:
 def choices_of(plan: QuantizationPlan) -> dict[Place, tuple[Choice, ...]]:
     """How inputs of nodes are rounded; what is quantized at run time stays as it is."""
     choices: dict[Place, tuple[Choice, ...]] = {}
-    for tensor in plan:
+    for entry in plan:
         several = [
-            value
-            for value in (tensor.first, tensor.choice)
-            if value is not None and not isinstance(value, DynamicChoice)
+            choice
+            for choice in (entry.first, entry.choice)
+            if choice is not None and not isinstance(choice, DynamicChoice)
         ]
-        choices |= {(reader.node, reader.index): tuple(several) for reader in tensor.readers if several}
+        choices |= {(reader.node, reader.index): tuple(several) for reader in entry.readers if several}
     return choices
 
 

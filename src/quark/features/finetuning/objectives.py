@@ -39,8 +39,8 @@ class Tensors:
         if isinstance(problem.activation, Bounds):
             shape = (groups, 1, outputs)
             self._low, self._high = (
-                tensor_of(np.broadcast_to(np.asarray(value).reshape(-1), (groups * outputs,)), device).reshape(shape)
-                for value in (problem.activation.lowest, problem.activation.highest)
+                tensor_of(np.broadcast_to(np.asarray(bound).reshape(-1), (groups * outputs,)), device).reshape(shape)
+                for bound in (problem.activation.lowest, problem.activation.highest)
             )
         before = _grouped(rows.targets.reshape(len(rows), groups, outputs), device)
         self.targets = self._behind(before)[0]
@@ -61,7 +61,7 @@ class Tensors:
         other._groups, _, other._outputs = other.targets.shape
         if isinstance(self._activation, Bounds):
             other._low, other._high = (
-                value[part.groups, :, part.outputs].contiguous() for value in (self._low, self._high)
+                bound[part.groups, :, part.outputs].contiguous() for bound in (self._low, self._high)
             )
         return other
 
@@ -236,7 +236,7 @@ class GramObjective:
         other = copy.copy(self)
         other._gram = self._gram[part.groups]
         other._origin, other._cross, other._square = (
-            part.of(value) for value in (self._origin, self._cross, self._square)
+            part.of(matrix) for matrix in (self._origin, self._cross, self._square)
         )
         return other
 

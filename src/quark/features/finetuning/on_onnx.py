@@ -100,7 +100,7 @@ def after_choosing(work: Decision, options: FinetuneOptions) -> list[AlgorithmFa
         _forget_starts(work, facts)
         return [facts]
     parts = {kept: errors_of(kept) for kept in sorted({len(steps) * quarter // 4 for quarter in (1, 2, 3)} - {0})}
-    better = {kept: part.mean for kept, part in parts.items() if part.is_no_worse_than(before)}
+    better = {kept: errors.mean for kept, errors in parts.items() if errors.is_no_worse_than(before)}
     kept = min(better, key=lambda number: better[number], default=0)
     errors_of(kept)
     figures = f"error {before.mean:.4g} became {after.mean:.4g}"
@@ -185,12 +185,12 @@ class _Finetuning:
             self._keep_largest()
         self.changed: list[str] = []
         self.steps: list[tuple[str, ...]] = []
-        self._choices = {(reader.node, reader.index): tensor.choice for tensor in plan for reader in tensor.readers}
+        self._choices = {(reader.node, reader.index): entry.choice for entry in plan for reader in entry.readers}
         self._samples = SampleStore(options.memory_limit // 8)
         limit = None if options.data_size is None else samples.batches(options.data_size)
         for sample in itertools.islice(samples, limit):
             self._samples.append(sample)
-        digests = [FloatRunner(value).model_digest() for value in (exact, model)]
+        digests = [FloatRunner(network).model_digest() for network in (exact, model)]
         settings = repr(replace(options, folder=None, reference=None, fit=replace(options.fit, log_period=0)))
         environment = [repr(sorted(versions().items())), fitting.arithmetic()]
         # everything that a finetuned layer follows from
@@ -409,13 +409,13 @@ class _Finetuning:
         """The layer as an earlier run left it."""
         weight, bias = constant(input_value(self._nodes[layer.name], 1)), bias_of(self._nodes[layer.name])
         sizes = {"weight": weight, "bias": bias}
-        return self.checkpoint.read(number, {name: 0 if size is None else size.size for name, size in sizes.items()})
+        return self.checkpoint.read(number, {name: 0 if array is None else array.size for name, array in sizes.items()})
 
     def _fit(self, number: int, layer: TrainedLayer, targets: Targets) -> Fitted:
         if not are_enough(targets.picks):
             return Fitted(None, None, 0.0, 0.0, 0, 0.0, "is computed at one place only")
         start = time.monotonic()
-        seen, exact = (str(value[layer.name].inputs[0].name) for value in (self._copied, self._exact))  # type: ignore[union-attr]
+        seen, exact = (str(nodes[layer.name].inputs[0].name) for nodes in (self._copied, self._exact))  # type: ignore[union-attr]
         training, held_out = self._gatherer.rows(layer, number, targets, seen, exact)
         middle = time.monotonic()
         weight, bias = constant(input_value(self._nodes[layer.name], 1)), bias_of(self._nodes[layer.name])

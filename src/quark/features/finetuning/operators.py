@@ -313,7 +313,7 @@ def _average_pool(inputs: Inputs, attributes: Attributes) -> torch.Tensor:
     beyond = [(0, more) for more in windows.beyond(x.shape[2:], padding)]
     ones = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
     counted = _padded(ones, padding, float(bool(attributes.get("count_include_pad", 0))))
-    sums, counts = (_sums(_padded(value, beyond), windows) for value in (_padded(x, padding), counted))
+    sums, counts = (_sums(_padded(padded, beyond), windows) for padded in (_padded(x, padding), counted))
     return sums / counts.clamp(min=1)
 
 

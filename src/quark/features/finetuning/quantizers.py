@@ -79,7 +79,7 @@ class _Affine(Quantizer):
         return _Affine(*(part.of(layout.to_matrices(number.expand(layout.shape))) for number in numbers))
 
     def affine_numbers(self, x: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-        return tuple(value.expand(x.shape).contiguous() for value in (self.scale, self.lowest, self.highest))
+        return tuple(number.expand(x.shape).contiguous() for number in (self.scale, self.lowest, self.highest))
 
 
 @dataclass(frozen=True)

@@ -166,8 +166,8 @@ class _Fit:
         for part in parts:
             weight[part.part.groups, part.part.outputs] = part.best.weight
             bias[part.part.groups, part.part.outputs] = part.best.bias
-        bias_array = bias.reshape(-1).cpu().numpy() if self.has_bias else None
-        return Fitted(self.layout.from_matrices(weight).cpu().numpy(), bias_array, before, after, iterations, rate)
+        flat_bias = bias.reshape(-1).cpu().numpy() if self.has_bias else None
+        return Fitted(self.layout.from_matrices(weight).cpu().numpy(), flat_bias, before, after, iterations, rate)
 
 
 def _quietly(function: Callable[[Any], Any], part: Any) -> Any:
@@ -185,9 +185,9 @@ class _PartFit:
         is_whole = part == Part()
         layout = whole.layout
         self._training, self._held_out = (
-            value if is_whole else value.part(part) for value in (whole.training, whole.held_out)
+            rows if is_whole else rows.part(part) for rows in (whole.training, whole.held_out)
         )
-        standing, self._start = (part.of(layout.to_matrices(value)) for value in (whole.weight, whole.start))
+        standing, self._start = (part.of(layout.to_matrices(weight)) for weight in (whole.weight, whole.start))
         self._bias: torch.Tensor = part.of(whole.bias).clone()
         self._quantizer = whole.quantizer.part(layout, part)
         lines = WeightLayout((whole.bias.numel(),), tuple(whole.bias.shape), (0, 1))

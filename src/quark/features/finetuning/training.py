@@ -169,8 +169,8 @@ def affine_numbers(choice: AffineChoice, shape: tuple[int, ...]) -> tuple[Array,
     parameters = parameters_of(choice, shape)
     spread = Granularity(choice.axis, choice.group_size).spread
     scale, zero_point = (
-        np.asarray(spread(array_kind(parameters.scale), value, shape), np.float32)
-        for value in (parameters.scale, parameters.zero_point)
+        np.asarray(spread(array_kind(parameters.scale), parameter, shape), np.float32)
+        for parameter in (parameters.scale, parameters.zero_point)
     )
-    lowest, highest = (np.float32(value) - zero_point for value in (parameters.format.qmin, parameters.format.qmax))
+    lowest, highest = (np.float32(bound) - zero_point for bound in (parameters.format.qmin, parameters.format.qmax))
     return scale, lowest, highest

@@ -285,7 +285,7 @@ class Gatherer:
         """The targets of all layers of a stage; `outputs` are their tensors in the float network, by layer. With
         `onwards`, the layers that are then done and those to come, its walk goes on behind the stage."""
         seed, nothing = self._options.fit.seed, [np.zeros(0)] * self._count
-        targets = {targets.name: Targets(nothing.copy(), [0] * self._count, {}) for targets in stage.values()}
+        targets = {layer.name: Targets(nothing.copy(), [0] * self._count, {}) for layer in stage.values()}
 
         def see(samples: range, values: Mapping[str, Any]) -> None:
             for place, layer in stage.items():
@@ -386,7 +386,7 @@ def quantized_copy(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
     """A network that computes what the quantized one does, with constants that can still change: activations have their
     quantizers, weights and biases are plain numbers, rounded. What is quantized at run time stays float."""
     copy = model.clone()
-    activations = (tensor for tensor in plan if tensor.role is Role.ACTIVATION)
+    activations = (entry for entry in plan if entry.role is Role.ACTIVATION)
     known = tuple(activation for activation in activations if not isinstance(activation.choice, DynamicChoice))
     insert(copy, QuantizationPlan(known), InsertOptions())
     return with_rounded_constants(copy, plan)
@@ -395,12 +395,12 @@ def quantized_copy(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
 def with_rounded_constants(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
     """The model with every constant that the plan quantizes rounded in place."""
     nodes = {str(node.name): node for node in model.graph}
-    for tensor in plan:
-        if isinstance(tensor.choice, DynamicChoice):
+    for entry in plan:
+        if isinstance(entry.choice, DynamicChoice):
             continue
-        for reader in tensor.readers:
+        for reader in entry.readers:
             node = nodes.get(reader.node)
             values = None if node is None else constant(input_value(node, reader.index))
             if node is not None and values is not None:
-                set_constant(model, node, reader.index, rounded(values, tensor.choice).astype(values.dtype))
+                set_constant(model, node, reader.index, rounded(values, entry.choice).astype(values.dtype))
     return model

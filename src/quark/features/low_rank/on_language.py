@@ -37,8 +37,8 @@ def round_weights(work: LayerWork, options: LowRankOptions) -> list[AlgorithmFac
                 wanted.append(path)
         if wanted:
             sums = None if work.streams is None else input_sums(work, wanted[:1], is_exact=False)[wanted[0]]
-            searched = _of_search(work, wanted[0], options, sums)
-            changed += [f"{work.full_name(path)}: {_round(work, path, sums, searched, options)}" for path in wanted]
+            search_sums = _of_search(work, wanted[0], options, sums)
+            changed += [f"{work.full_name(path)}: {_round(work, path, sums, search_sums, options)}" for path in wanted]
     return [AlgorithmFacts(NAME, tuple(changed), tuple(left))]
 
 
@@ -64,14 +64,14 @@ def _of_search(work: LayerWork, path: str, options: LowRankOptions, sums: InputS
 
 
 def _round(
-    work: LayerWork, path: str, sums: InputSums | None, searched: InputSums | None, options: LowRankOptions
+    work: LayerWork, path: str, sums: InputSums | None, search_sums: InputSums | None, options: LowRankOptions
 ) -> str:
     weight, spec = matrix(work, path), work.targets[path].weight
     assert spec is not None
     alpha = options.alpha
-    if searched is not None:
-        errors = {alpha: _error(weight, searched, spec, alpha, options.rank) for alpha in options.alphas}
-        alpha = min(errors, key=lambda error: errors[error])
+    if search_sums is not None:
+        errors = {candidate: _error(weight, search_sums, spec, candidate, options.rank) for candidate in options.alphas}
+        alpha = min(errors, key=lambda candidate: errors[candidate])
     scales = np.ones(weight.shape[1]) if sums is None else branch_scales(sums.largest, weight, alpha)
     down, up = branch(weight, scales, options.rank)
     residual = weight - up @ down
@@ -83,7 +83,7 @@ def _round(
             block_size=options.block_size,
         )
         rounded = round_matrix(residual, residual, sums.inner, spec, own.damping, own).weight
-    work.set_rounded(path, rounded, tuple(torch.from_numpy(np.ascontiguousarray(value)) for value in (down, up)))
+    work.set_rounded(path, rounded, tuple(torch.from_numpy(np.ascontiguousarray(factor)) for factor in (down, up)))
     return f"rank {len(down)}" if sums is None else f"rank {len(down)}, alpha {alpha:g}"
 
 

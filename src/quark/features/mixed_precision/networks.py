@@ -89,16 +89,16 @@ class MixedNetworks:
         usual = {name for name, spec in specs.items() if spec == settings.choose.default}
         possible = candidates(model, usual, settings.mix)
         targets = range(len(settings.mix.targets))
-        low = [self._placed({node.layer: target for node in possible}) for target in targets]
+        low = [self._placed({candidate.layer: target for candidate in possible}) for target in targets]
         requests = (request for placement in (self._high, *low) for request in placement.requests)
         self._quantized = {request.reader.node for request in requests} | set(specs)
         before, after = _by_node(self._high), [_by_node(placement) for placement in low]
         self.layers = tuple(
-            layer
-            for layer in possible
-            if any(lowered.get(layer.layer) not in (None, before.get(layer.layer)) for lowered in after)
+            planned
+            for planned in possible
+            if any(lowered.get(planned.layer) not in (None, before.get(planned.layer)) for lowered in after)
         )
-        self._low = [self._placed({layer.layer: target for layer in self.layers}) for target in targets]
+        self._low = [self._placed({planned.layer: target for planned in self.layers}) for target in targets]
         self._wanted = [key for placement in (self._high, *self._low) for key in tensors_to_measure(placement)]
         watched = [name for name, _ in self._wanted]
         watched += call("onnx", "watched", Work(model, samples, self.trial_settings))
@@ -156,7 +156,7 @@ class MixedNetworks:
         """A digest of all that sensitivities follow from: the model, the plan with all layers lowered, the samples."""
         digests = []
         for target, placement in enumerate(self._low):
-            low = self.options({layer.layer: target for layer in self.layers})
+            low = self.options({planned.layer: target for planned in self.layers})
             digests.append(choose(view_of(self._model), placement, self.ranges, low).digest)
         state = hashlib.sha256(f"{self.model_digest()};{';'.join(digests)};{output};".encode())
         for sample in seen:
@@ -194,13 +194,13 @@ def candidates(model: ir.Model, names: Collection[str], options: MixOptions) -> 
             return False
 
     def matching(patterns: Sequence[str], option: str) -> set[str]:
-        precisions: set[str] = set()
+        matched: set[str] = set()
         for pattern in patterns:
             matches = [pattern] if pattern in every_name else [name for name in every_name if is_match(pattern, name)]
             if not matches:
                 raise unknown_name(f"node ({option})", pattern, every_name)
-            precisions.update(matches)
-        return precisions
+            matched.update(matches)
+        return matched
 
     for name, _ in options.by_layer:
         matching([name], "TargetLayerConfig")

@@ -64,7 +64,7 @@ class Mixed:
     def facts(self) -> AlgorithmFacts:
         types = self.types or (self.plan.low,)
         changed = tuple(
-            f"{layer.layer}: {types[layer.target]}" for layer in self.plan.layers if layer.choice is self.given
+            f"{planned.layer}: {types[planned.target]}" for planned in self.plan.layers if planned.choice is self.given
         )
         reason = "no layer can have the lower types within the targets"
         if self.is_analysis_only:
@@ -74,7 +74,7 @@ class Mixed:
         elif changed:
             reason = "stays at the higher types"
         others = (layer for layer in self.plan.layers if layer.choice is not self.given)
-        left = tuple(SkippedNode(other.layer, other.op_type, reason) for other in others)
+        left = tuple(SkippedNode(planned.layer, planned.op_type, reason) for planned in others)
         return AlgorithmFacts(MIXED_PRECISION, changed, left)
 
     @property
@@ -141,19 +141,19 @@ def _given(options: MixOptions) -> Precision:
 
 def _mixed_layers(plan: MixedPlan, options: MixOptions) -> dict[str, int]:
     """The layers that get other types than the default ones, with the number of these types."""
-    return {layer.layer: layer.target for layer in plan.layers if layer.choice is _given(options)}
+    return {planned.layer: planned.target for planned in plan.layers if planned.choice is _given(options)}
 
 
 def _units(networks: MixedNetworks, model: ir.Model, options: MixOptions) -> dict[str, tuple[str, ...]]:
     """The layers that are mixed together, by the name of their subgraph; single layers if there is no such file."""
-    names = [layer.layer for layer in networks.layers]
+    names = [planned.layer for planned in networks.layers]
     if options.subgraphs is None:
         return {name: (name,) for name in names}
     units = {}
     for name, nodes in read_subgraphs(options.subgraphs, model).items():
-        units[name] = tuple(name for name in names if name in nodes)
-    grouped = {name for unit in units.values() for name in unit}
-    units[UNGROUPED] = tuple(name for name in names if name not in grouped)
+        units[name] = tuple(layer for layer in names if layer in nodes)
+    grouped = {layer for unit in units.values() for layer in unit}
+    units[UNGROUPED] = tuple(layer for layer in names if layer not in grouped)
     return {name: unit for name, unit in units.items() if unit}
 
 
@@ -161,7 +161,7 @@ def _of_tensors(
     plan: MixedPlan, networks: MixedNetworks, model: ir.Model, options: MixOptions, choose: ChoiceOptions
 ) -> Mixed:
     """The tensors that are named get the types, and so do the layers among the names."""
-    layers = {layer.layer for layer in plan.layers}
+    layers = {planned.layer for planned in plan.layers}
     tensors = tensor_names(model)
     for name in options.tensors:
         if name not in tensors and name not in layers:
@@ -224,7 +224,7 @@ class _Mixer:
 
     def _numbered(self, plan: MixedPlan) -> list[str]:
         """The layers that the user numbers, in the order of the graph."""
-        names = [layer.layer for layer in plan.layers]
+        names = [planned.layer for planned in plan.layers]
         wanted = self._options.indices or self._options.excluded_indices
         for index in wanted:
             if index >= len(names):
@@ -236,7 +236,7 @@ class _Mixer:
 
     def _order(self, plan: MixedPlan) -> list[str]:
         """The units by rising rank, without those that the user keeps as they are."""
-        ranks = {layer.layer: layer.rank for layer in plan.layers}
+        ranks = {planned.layer: planned.rank for planned in plan.layers}
         order = sorted(self._units, key=lambda unit: ranks[self._units[unit][0]])
         return [unit for unit in order if unit not in self._pinned]
 
@@ -244,13 +244,13 @@ class _Mixer:
         return [layer for unit in units for layer in self._units.get(unit, (unit,))]
 
     def _targets(self, plan: MixedPlan, units: Iterable[str]) -> dict[str, int]:
-        targets = {layer.layer: layer.target for layer in plan.layers}
+        targets = {planned.layer: planned.target for planned in plan.layers}
         return {layer: targets[layer] for layer in self._layers(units)}
 
     def _with_mixed(self, plan: MixedPlan, units: Iterable[str], figures: tuple[Figure, ...] = ()) -> MixedPlan:
         layers = self._layers(units)
         if self._options.is_upward:
-            layers = [layer.layer for layer in plan.layers if layer.layer not in layers]
+            layers = [planned.layer for planned in plan.layers if planned.layer not in layers]
         return plan.with_lowered(layers, figures)
 
     def _with_sensitivities(self, plan: MixedPlan, given: MixedPlan | None) -> MixedPlan:
@@ -262,11 +262,11 @@ class _Mixer:
         options = self._options
         if options.score or options.others or options.subgraphs is not None or options.cache_file is not None:
             return self._with_scores(plan, basis)
-        known = {} if given is None else {layer.layer: layer.sensitivity for layer in given.layers}
+        known = {} if given is None else {planned.layer: planned.sensitivity for planned in given.layers}
         if given is not None:
-            if given.basis == basis and all(known.get(layer.layer) is not None for layer in plan.layers):
+            if given.basis == basis and all(known.get(planned.layer) is not None for planned in plan.layers):
                 return replace(
-                    plan, layers=tuple(replace(layer, sensitivity=known[layer.layer]) for layer in plan.layers)
+                    plan, layers=tuple(replace(planned, sensitivity=known[planned.layer]) for planned in plan.layers)
                 )
             self.notes.append(
                 f"PlanFile '{self._options.plan_file}': its sensitivities are of another model, other types or other "
@@ -274,9 +274,9 @@ class _Mixer:
             )
         layers = []
         with track(len(plan.layers), "measuring sensitivities") as advance:
-            for layer in plan.layers:
-                with self._networks.alone([layer.layer]) as network:
-                    layers.append(replace(layer, sensitivity=self._quality.error(network)))
+            for planned in plan.layers:
+                with self._networks.alone([planned.layer]) as network:
+                    layers.append(replace(planned, sensitivity=self._quality.error(network)))
                 advance()
         return replace(plan, layers=tuple(layers))
 
@@ -331,7 +331,7 @@ class _Mixer:
             sizes = [layer.weights for layer in plan.layers]
         else:
             assert self._options.bit_operations is not None
-            unknown = [layer.layer for layer in plan.layers if layer.macs is None]
+            unknown = [planned.layer for planned in plan.layers if planned.macs is None]
             if unknown:
                 raise ModelError(
                     f"AutoMixprecision.BitOperationsTarget: the shapes around layer '{unknown[0]}' are not known, so "
@@ -381,17 +381,17 @@ def _read_plan(options: MixOptions) -> MixedPlan | None:
 
 def _as_given(plan: MixedPlan, given: MixedPlan, targets: int) -> tuple[MixedPlan, tuple[str, ...]]:
     """The choices of a plan file for the layers of this model, which can have so many types."""
-    known = {layer.layer: layer for layer in given.layers}
-    names = [layer.layer for layer in plan.layers]
+    known = {planned.layer: planned for planned in given.layers}
+    names = [planned.layer for planned in plan.layers]
     for name in known:
         if name not in names:
             raise unknown_name("layer (AutoMixprecision.PlanFile) that can have the lower types", name, names)
     notes = []
-    for layer in known.values():
-        if layer.target >= targets:
+    for planned in known.values():
+        if planned.target >= targets:
             raise InvalidValueError(
-                f"AutoMixprecision.PlanFile: layer '{layer.layer}' has the types number {layer.target}, and the config "
-                f"has {targets}, from 0 on"
+                f"AutoMixprecision.PlanFile: layer '{planned.layer}' has the types number {planned.target}, and the "
+                f"config has {targets}, from 0 on"
             )
     missing = [name for name in names if name not in known]
     if missing:
@@ -404,9 +404,9 @@ def _as_given(plan: MixedPlan, given: MixedPlan, targets: int) -> tuple[MixedPla
         if theirs and theirs != mine:
             notes.append(f"PlanFile was made for '{theirs}', and its choices were taken for '{mine}'")
     layers = tuple(
-        replace(known[layer.layer], op_type=layer.op_type, weights=layer.weights, macs=layer.macs)
-        if layer.layer in known
-        else layer
-        for layer in plan.layers
+        replace(known[planned.layer], op_type=planned.op_type, weights=planned.weights, macs=planned.macs)
+        if planned.layer in known
+        else planned
+        for planned in plan.layers
     )
     return replace(plan, layers=layers, basis=given.basis, samples=given.samples), tuple(notes)

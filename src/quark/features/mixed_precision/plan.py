@@ -138,7 +138,7 @@ class MixedPlan:
 
     @property
     def lowered(self) -> tuple[str, ...]:
-        return tuple(layer.layer for layer in self.layers if layer.choice is Precision.LOW)
+        return tuple(planned.layer for planned in self.layers if planned.choice is Precision.LOW)
 
     @property
     def missed(self) -> tuple[Figure, ...]:
@@ -149,7 +149,7 @@ class MixedPlan:
         """The same layers with these lowered and no others."""
         names = frozenset(lowered)
         choices = {True: Precision.LOW, False: Precision.HIGH}
-        layers = tuple(replace(layer, choice=choices[layer.layer in names]) for layer in self.layers)
+        layers = tuple(replace(planned, choice=choices[planned.layer in names]) for planned in self.layers)
         return replace(self, layers=layers, figures=figures)
 
     def to_dict(self) -> dict[str, Any]:
@@ -185,12 +185,12 @@ class MixedPlan:
             raise InvalidValueError(f"{label} has version {short(fields.value('version'))}: expected {VERSION}")
         layers = tuple(_layer(mapping, label) for mapping in fields.mappings("layers"))
         names: set[str] = set()
-        for layer in layers:
-            if layer.layer in names:
+        for planned in layers:
+            if planned.layer in names:
                 raise InvalidValueError(
-                    f"{label}: layer '{layer.layer}' is in it more than once: leave one of the lines"
+                    f"{label}: layer '{planned.layer}' is in it more than once: leave one of the lines"
                 )
-            names.add(layer.layer)
+            names.add(planned.layer)
         measured = fields.mapping("measured") if "measured" in fields else Fields({}, label, "measured")
         return MixedPlan(
             layers,

@@ -46,10 +46,10 @@ def mixed_table(plan: MixedPlan) -> RenderableType:
     high = [layer for layer in falling if layer.choice is Precision.HIGH][:MOST_HIGH]
     low = [layer for layer in falling if layer.choice is Precision.LOW][:MOST_LOW]
     shown = [layer for layer in falling if layer in high or layer in low]
-    for layer in shown:
-        types = plan.high if layer.choice is Precision.HIGH else plan.low
-        known = "-" if layer.rank == inf else f"{layer.rank:.2e}"
-        table.add_row(cell(layer.layer), known, cell(f"{layer.choice.value}: {types}"))
+    for planned in shown:
+        types = plan.high if planned.choice is Precision.HIGH else plan.low
+        known = "-" if planned.rank == inf else f"{planned.rank:.2e}"
+        table.add_row(cell(planned.layer), known, cell(f"{planned.choice.value}: {types}"))
     rest = len(plan.layers) - len(shown)
     if rest:
         more = sum(layer.choice is Precision.HIGH for layer in plan.layers if layer not in shown)

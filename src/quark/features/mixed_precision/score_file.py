@@ -71,7 +71,7 @@ def write_scores(path: Path, key: str, scores: Sequence[UnitScore]) -> None:
             "best_config_index": entry.target,
             "enabled": entry.is_enabled,
         }
-        for entry in sorted(scores, key=lambda score: score.score)
+        for entry in sorted(scores, key=lambda entry: entry.score)
     ]
     write_text(json.dumps({"version": VERSION, "cache_key": key, "results": results}, indent=2) + "\n", path)
 

@@ -53,7 +53,7 @@ Judge = Callable[[tuple[str, ...]], tuple[Figure, ...]]
 
 def rising(layers: Iterable[LayerPrecision]) -> list[str]:
     """The names by rising sensitivity; equal ones stay in the order of the graph, those not measured come last."""
-    return [layer.layer for layer in sorted(layers, key=lambda layer: layer.rank)]
+    return [planned.layer for planned in sorted(layers, key=lambda planned: planned.rank)]
 
 
 def lower_most(
@@ -87,7 +87,7 @@ def lower_most(
             remember(trial)
         return trial.is_met
 
-    # lowering the first `good` layers is known to be good enough (none is assumed to be), and the first `bad` are not
+    # the first `good` layers can be lowered, which is assumed of none at all; the first `bad` cannot
     good, bad = 0, most
     if is_good(order[:most]):
         good = most
@@ -195,7 +195,7 @@ def _most_avoided(values: Array, costs: Array, room: float) -> set[int]:
     candidates = [i for i in np.flatnonzero(costs > 0) if costs[i] <= room]
     order = np.array(sorted(candidates, key=lambda i: (-values[i] / costs[i], i)), np.int64)
     # of the items that were not looked at yet, by falling value for their cost
-    sum_of_values, sum_of_costs = (np.concatenate([[0.0], np.cumsum(value[order])]) for value in (values, costs))
+    sum_of_values, sum_of_costs = (np.concatenate([[0.0], np.cumsum(amounts[order])]) for amounts in (values, costs))
     density = np.concatenate([values[order] / costs[order], [0.0]])
     taken_cost, taken_value = np.zeros(1), np.zeros(1)
     steps: list[tuple[Array, Array]] = []  # for each set, the one that it came from, and whether it took the item

@@ -471,7 +471,7 @@ class _Search:
         """The network as it would be written, with biases corrected on a few samples, and without finetuning."""
         copy = self._model.clone()
         placement = place(view_of(copy), settings.choose, self._vanished)
-        simulate(copy, settings.simulate, [node.node for node in placement.skipped])
+        simulate(copy, settings.simulate, [skipped.node for skipped in placement.skipped])
         settings = settings.for_trials(CORRECTION_SAMPLES)
         decision = Decision(copy, self._samples, settings, placement, ranges, self._runner)
         decide(decision)

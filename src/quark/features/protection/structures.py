@@ -186,15 +186,15 @@ def _attention(nodes: list[ir.Node]) -> list[ir.Node]:
 
 def _long_attention(nodes: list[ir.Node]) -> list[ir.Node]:
     """The products that read a Softmax over many positions."""
-    attention: list[ir.Node] = []
+    products: list[ir.Node] = []
     for node in nodes:
         sizes = dimensions(node.outputs[0]) if node.op_type == "Softmax" else None
         if not sizes:
             continue
         positions = sizes[int(attribute(node, "axis", -1))]
         if positions is not None and positions > MOST_POSITIONS:
-            attention += [reader for reader in _readers(node) if reader.op_type == "MatMul"]
-    return attention
+            products += [reader for reader in _readers(node) if reader.op_type == "MatMul"]
+    return products
 
 
 def _vocabularies(nodes: list[ir.Node]) -> list[ir.Node]:

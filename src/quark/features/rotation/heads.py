@@ -85,7 +85,7 @@ def _sent_through(work: Work, attentions: Sequence[Attention], sample: Mapping[s
         wanted += [value.name for value in (*read, *(value for value, _ in attention.others)) if value is not None]
     names = list(dict.fromkeys(renamed.get(name, name) for name in wanted))
     with FloatRunner(model, names, providers=work.settings.calibrate.providers) as runner:
-        tensors = {name: tensors.array.copy() for name, tensors in runner.tensors(sample, names).items()}
+        tensors = {name: tensor.array.copy() for name, tensor in runner.tensors(sample, names).items()}
     return {name: tensors[renamed.get(name, name)] for name in dict.fromkeys(wanted)}
 
 
@@ -105,10 +105,10 @@ def _replaced_by_places(model: ir.Model, value: ir.Value) -> str:
     assert value.dtype is not None
     producer = value.producer()
     read = readers(value)
-    zero, one = (add_initializer(model, "number", np.array(number, np.int64)) for number in (0, 1))
+    zero, step = (add_initializer(model, "number", np.array(number, np.int64)) for number in (0, 1))
     shape = _of_integers(add_node(model, "Shape", [value], after=producer))
     size = _of_integers(add_node(model, "Size", [value], after=shape))
-    order = add_node(model, "Range", [zero, size.outputs[0], one], after=size)
+    order = add_node(model, "Range", [zero, size.outputs[0], step], after=size)
     placed = add_node(model, "Reshape", [order.outputs[0], shape.outputs[0]], after=order)
     cast = add_node(model, "Cast", [placed.outputs[0]], after=placed, attributes={"to": int(value.dtype)})
     return _let_read(read, cast.outputs[0], value)

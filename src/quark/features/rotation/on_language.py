@@ -144,7 +144,7 @@ def _last_of_parents(paths: Iterable[str]) -> set[str]:
     parents: dict[str, list[str]] = {}
     for path in paths:
         parents.setdefault(path.rpartition(".")[0], []).append(path)
-    return {parent[-1] for parent in parents.values() if len(parent) > 1}
+    return {paths[-1] for paths in parents.values() if len(paths) > 1}
 
 
 def _is_attention(path: str) -> bool:
@@ -344,7 +344,7 @@ class _RotatedPositions:
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         queries, keys = self.function(*args, **kwargs)
         matrix = _of_heads(queries.shape[-1]).to(queries.device)
-        turned = ((value.float() @ matrix).to(value.dtype) for value in (queries, keys))
+        turned = ((heads.float() @ matrix).to(heads.dtype) for heads in (queries, keys))
         return next(turned), next(turned)
 
 

@@ -137,7 +137,7 @@ class _Rotating:
         if options.r4 or options.is_online:
             self._rotate_inputs()
         if not self.edits.changed:
-            reasons = "; ".join(dict.fromkeys(f"{node.node}: {node.reason}" for node in self.left[:3]))
+            reasons = "; ".join(dict.fromkeys(f"{skipped.node}: {skipped.reason}" for skipped in self.left[:3]))
             raise ModelError(f"include_rotation: nothing can be rotated. {reasons or 'No layers were found for it'}")
 
     # -- R1
@@ -221,7 +221,7 @@ class _Rotating:
             self.edits.changed.append(f"{value.name}: a product behind it")
         for gain in stream.gains:
             if not gain.is_norm and gain.layers:
-                for node in (gain.node, *(constant for constant, _ in gain.constants if gain.is_forward)):
+                for node in (gain.node, *(adder for adder, _ in gain.constants if gain.is_forward)):
                     bypass(node.origin, _data_of(node.origin))
         remove_dead(self.work.model)
 
@@ -366,7 +366,7 @@ def _pair_size(options: RotationOptions) -> int:
 def _check_pairs(model: ir.Model, options: RotationOptions) -> None:
     """Raise an error if a node is missing, or a weight of a pair has another number of channels."""
     nodes = {str(node.name): node for node in model.graph}
-    for name in (writer for pair in options.pairs for writer in (*pair.writers, *pair.readers, pair.norm or "")):
+    for name in (name for pair in options.pairs for name in (*pair.writers, *pair.readers, pair.norm or "")):
         if name and name not in nodes:
             raise unknown_name(f"node (rotation config '{options.source}')", name, nodes)
     for pair in options.pairs:

@@ -63,7 +63,8 @@ class LearnedIntegers(LearnedWeight):
         parameters = self.parameters_at_start
         self.codes = (parameters.format.qmin, parameters.format.qmax)
         scale, zero_point = (
-            torch.as_tensor(np.asarray(value, np.float32)) for value in (parameters.scale, parameters.zero_point)
+            torch.as_tensor(np.asarray(parameter, np.float32))
+            for parameter in (parameters.scale, parameters.zero_point)
         )
         self.register_buffer("scale", scale.to(weight.device))
         self.register_buffer("zero_point", zero_point.to(weight.device))

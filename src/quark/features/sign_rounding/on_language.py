@@ -105,9 +105,9 @@ class _Tuning:
         for step, numbers in enumerate(self._batches()):
             loss = sum(self._loss(number) for number in numbers)
             assert isinstance(loss, torch.Tensor)
-            current = float(loss.detach())
-            if current < least:
-                best, least = self._state(), current
+            current_loss = float(loss.detach())
+            if current_loss < least:
+                best, least = self._state(), current_loss
             gradients = torch.autograd.grad(loss, [*offsets, *clips], allow_unused=True)
             share = 1 - step / self.options.steps
             rates = [self.options.rate] * len(offsets) + [self.options.clip_rate] * len(clips)

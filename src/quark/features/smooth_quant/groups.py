@@ -206,7 +206,7 @@ def _grouped(layers: Sequence[Layer]) -> list[Group]:
         if others is not joined:
             joined = joined + others
         joined.append(layer)
-        members.update(dict.fromkeys((value for group in joined for value in (group.tensor, group.weight)), joined))
+        members.update(dict.fromkeys((value for member in joined for value in (member.tensor, member.weight)), joined))
     position = {layer: i for i, layer in enumerate(layers)}
     distinct = {id(group): sorted(group, key=position.__getitem__) for group in members.values()}
     return sorted((Group(tuple(group)) for group in distinct.values()), key=lambda group: position[group.layers[0]])
@@ -225,9 +225,7 @@ def _find_change(
             return f"'{value.name}' was not looked at for each of its {channels} channels"
         if not measured.is_finite:
             return f"'{value.name}' has values that are not finite, or too large to be squared"
-    of_all = functools.reduce(
-        ChannelStatistics.with_other, [statistics for statistics in known if statistics is not None]
-    )
+    of_all = functools.reduce(ChannelStatistics.with_other, [measured for measured in known if measured is not None])
     smoothing = find_smoothing(weights, of_all, options.alpha, steps)
     if not smoothing.gain_db >= (MIN_CONV_GAIN_DB if group.is_conv else MIN_GAIN_DB):  # NaN is not a gain
         alpha = f"alpha {smoothing.alpha:g}" if options.alpha is not None else "the best alpha"

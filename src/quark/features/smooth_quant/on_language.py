@@ -96,9 +96,9 @@ def _searched(
     best: tuple[float, float, Array | None] = (none, 0.0, None)
     for alpha in SEARCHED_ALPHAS:
         scales = group.tied(np.maximum(smoothing_scales(statistics.reach, reach, alpha), options.least_scale))
-        current = _error(work, group, scales, statistics, expected, options.error_power)
-        if current < best[0]:
-            best = (current, alpha, scales)
+        current_error = _error(work, group, scales, statistics, expected, options.error_power)
+        if current_error < best[0]:
+            best = (current_error, alpha, scales)
     if best[2] is None:
         return "no alpha lowers the error of its outputs"
     return best[2], f"alpha {best[1]:g}, error of outputs {best[0] / none:.3g} of what it was"

@@ -53,7 +53,7 @@ SPIKE = 4.0  # ratio of a channel's size in the sample of its spike to its size 
 SPIKY = 0.004  # share of channels with a spike from which on others are expected
 WIDE = 0.99  # quantile of the channels' magnitudes that an unseen spike may have
 MIN_COUNT = 100  # values of a channel that show where its range ends
-FRESH = 8  # values of a channel that count as new information about its range
+FRESH = 8  # values of a channel in one sample that count as new information about its range
 MAX_OUTPUTS = 256  # outputs of a group that the estimate averages over
 
 
@@ -270,7 +270,7 @@ def _layer_error(layer: LayerWeight, passed_on: Array, energy: Array, scales: Ar
     groups, inputs, _ = layer.peak.shape
     unit = max(float(energy.max(initial=0)), np.finfo(np.float64).tiny)  # keeps float32 from overflowing
     n, e, s = (
-        value.reshape(groups, inputs, 1).astype(np.float32) for value in (passed_on / unit, energy / unit, scales)
+        vector.reshape(groups, inputs, 1).astype(np.float32) for vector in (passed_on / unit, energy / unit, scales)
     )
     signal = float((e * layer.square).sum())
     if signal <= 0:
