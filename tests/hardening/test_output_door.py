@@ -126,7 +126,7 @@ def test_a_report_replaces_nothing_else_either(door, make, place):
 
 def test_labels_in_json_are_not_taken_for_a_report(place):
     (place / "out.json").write_text(json.dumps({"0": "tench", "1": "goldfish"}))
-    with pytest.raises(QuarkError, match="is JSON and no report of quark's"):
+    with pytest.raises(QuarkError, match="which is JSON, but not a report of quark"):
         DOORS["command quantize"](place, place / "out.onnx")
     assert "goldfish" in (place / "out.json").read_text()
     assert not (place / "out.onnx").exists()

@@ -47,7 +47,7 @@ def one_blas_thread() -> Iterator[None]:
 def _openblas() -> tuple[ctypes._NamedFuncPointer, ctypes._NamedFuncPointer] | None:
     """The functions of numpy's OpenBLAS that return and set its number of threads; None if there are none."""
     package = Path(np.__file__).parent
-    for file in (library for folder in _FOLDERS for library in sorted((package / folder).glob("*openblas*"))):
+    for file in (file for folder in _FOLDERS for file in sorted((package / folder).glob("*openblas*"))):
         try:
             library = ctypes.CDLL(str(file))
         except OSError:  # not for this processor: numpy has not loaded it either

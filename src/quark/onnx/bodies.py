@@ -94,7 +94,7 @@ def _plan(body: Body, ranges: Ranges, settings: Settings) -> QuantizationPlan:
         reason = f"no calibration sample reaches this part of {body.holder.op_type} '{body.holder.name}'"
         nodes = [SkippedNode(str(node.name), node.op_type, reason) for node in body.model.graph]
         return QuantizationPlan((), tuple(nodes))
-    simulate(body.model, settings.simulate, [node.node for node in body.placement.skipped])
+    simulate(body.model, settings.simulate, [skipped.node for skipped in body.placement.skipped])
     view = view_of(body.model)
     plan = choose(view, body.placement, ranges, options)
     if options.positions is not None:

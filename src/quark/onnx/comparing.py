@@ -91,7 +91,7 @@ def _run_beside(
     left_out: Collection[str],
     see: Callable[[int, Sample, Sample, int], None],
 ) -> None:
-    """Run a network on the samples, and yield the index of each, its outputs in both networks and its rows."""
+    """Run a network on the samples, and call `see` with the index, both outputs, and the rows of each."""
 
     def compute(index: int, sample: Sample) -> tuple[int, Sample, Sample, int]:
         reference = expected[index]
@@ -173,8 +173,8 @@ def compare_held_out(
             all_of_them.add(*outputs)
 
         _run_beside(run, judged, expected, left_out, see)
-        found = Comparison(first.result(), all_of_them.result(), len(judged) - len(samples.held_out))
-        return found, few.result()
+        comparison = Comparison(first.result(), all_of_them.result(), len(judged) - len(samples.held_out))
+        return comparison, few.result()
 
     run = session_run(open_session(message, providers=tuple(providers), threads=threads_for(judged)))
     usual, on_few = judge(run)
@@ -267,8 +267,8 @@ def output_errors(
     def see(result: tuple[int, Mapping[str, Array]]) -> None:
         index, actual = result
         both = (expected[index], actual)
-        exact, found = (samples_of_batch({name: value[name] for name in names}, counts[index]) for value in both)
-        for row, other in zip(exact, found, strict=True):
+        exact, quantized = (samples_of_batch({name: values[name] for name in names}, counts[index]) for values in both)
+        for row, other in zip(exact, quantized, strict=True):
             errors.add(row, other, classes)
 
     each_in_order(lambda index, sample: (index, run(sample, names)), samples, see)

@@ -335,7 +335,7 @@ def remove_dead(model: ir.Model) -> bool:
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Add types and shapes by ONNX's inference; existing declarations are kept.
+    """Add the types and shapes that ONNX's inference finds; all others stay as declared.
 
     Large weights are not passed to it. Failure of the inference is not an error, because later steps can do without
     shapes. Inference is skipped if ONNX would have to copy the types of too many values for too many subgraphs.
@@ -479,9 +479,7 @@ def piece(model: ir.Model, inputs: Collection[str], outputs: Sequence[str]) -> i
         # subgraphs of removed nodes still count as readers of the values that they capture
         gone = [node for node in branching if node.graph is None]
         branching = [node for node in branching if node.graph is not None]
-        for inner in (
-            inner_node for node in gone for subgraph in _subgraphs(node) for inner_node in subgraph.all_nodes()
-        ):
+        for inner in (inner for node in gone for subgraph in _subgraphs(node) for inner in subgraph.all_nodes()):
             for index in range(len(inner.inputs)):
                 inner.replace_input_with(index, None)
     for value in list(graph.inputs):

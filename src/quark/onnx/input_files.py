@@ -37,7 +37,7 @@ from quark.text import get_logger
 
 _LOG = get_logger(__name__)
 
-_RECENT_BYTES = 32 << 20  # large weights that were read as a whole and stay mapped
+_RECENT_BYTES = 32 << 20  # bytes of weights that were read as a whole and stay mapped
 _NEIGHBOURHOOD = 1 << 21  # bytes that the system may map around a page that is read
 _MOST_LEASES = 64  # each takes a descriptor, of which a process has about a thousand
 

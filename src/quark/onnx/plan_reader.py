@@ -280,7 +280,7 @@ class QuantizedGraph:
         seconds = {quantizer: first for quantizer, _ in self._rows if (first := self._first(quantizer)) is not None}
         links = {(first, _name(quantizer.node)) for quantizer, first in seconds.items()}
         merged: dict[tuple[str, Role, Choice, Choice | None], list[Reader]] = {}
-        for (quantizer, role), row in self._rows.items():
+        for (quantizer, role), all_readers in self._rows.items():
             first = seconds.get(quantizer)
             key = (
                 (quantizer if first is None else first).tensor,
@@ -288,12 +288,12 @@ class QuantizedGraph:
                 _choice_of(quantizer),
                 None if first is None else _choice_of(first),
             )
-            readers = [reader for reader in row if (quantizer, reader.node) not in links]
+            readers = [reader for reader in all_readers if (quantizer, reader.node) not in links]
             if readers:
                 merged.setdefault(key, []).extend(readers)
         rows = tuple(
-            TensorChoice(tensor, role, choice, tuple(rows), first=first)
-            for (tensor, role, choice, first), rows in merged.items()
+            TensorChoice(tensor, role, choice, tuple(readers), first=first)
+            for (tensor, role, choice, first), readers in merged.items()
         )
         return QuantizationPlan(rows, tuple(self._skipped()))
 
@@ -621,7 +621,7 @@ class QuantizedGraph:
 
 
 def _linear(node: ir.Node, tensor: str, source: ir.Value, is_fixed: bool, codes: ir.Value | None) -> Quantizer:
-    """The choice of a QuantizeLinear or DequantizeLinear. The type is uint8 if nothing declares it."""
+    """The quantizer of a QuantizeLinear or DequantizeLinear. The type is uint8 if nothing declares it."""
     scale, zero_point = input_value(node, 1), input_value(node, 2)
     dtype = _dtype(zero_point) or _dtype(codes) or ir.DataType(int(attribute(node, "output_dtype", 0)) or 2)
 
@@ -726,7 +726,7 @@ def _affine(
 
 
 def _product_scale(node: ir.Node) -> ir.Value | None:
-    """The weight's scale of ConvInteger or MatMulInteger: one factor of the product in the Mul behind the Cast."""
+    """The weight's scale of ConvInteger or MatMulInteger: a factor of what the Mul behind the Cast multiplies by."""
     cast = _lone_reader(node.outputs[0])
     scaled = _lone_reader(cast.outputs[0]) if cast is not None and cast.op_type == "Cast" else None
     if cast is None or scaled is None or scaled.op_type != "Mul":
@@ -776,16 +776,16 @@ def _fixed_values(graph: ir.Graph) -> set[ir.Value]:
 
 def _unpacking_nodes(graph: ir.Graph, fixed: Collection[ir.Value]) -> set[int]:
     """The nodes that unpack a weight for a mark; the mark describes the weight."""
-    names: set[int] = set()
+    ids: set[int] = set()
     for mark in _all_nodes(graph):
         pending = list(mark.inputs) if mark.domain == CONSTANT_DOMAIN else []
         while pending:
             value = pending.pop()
             maker = value.producer() if value is not None and value in fixed else None
-            if maker is not None and id(maker) not in names:
-                names.add(id(maker))
+            if maker is not None and id(maker) not in ids:
+                ids.add(id(maker))
                 pending += maker.inputs
-    return names
+    return ids
 
 
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:

@@ -179,7 +179,7 @@ def is_slow_to_optimize(model: ModelSource | Message | mmap.mmap) -> bool:
         types = (node.op_type for node in model.graph)
     else:
         types = (node.op_type for node in (model.proto if isinstance(model, Message) else model).graph.node)
-    return sum(each == "DequantizeLinear" for each in types) >= LARGE_GRAPH_DEQUANTIZERS
+    return sum(op_type == "DequantizeLinear" for op_type in types) >= LARGE_GRAPH_DEQUANTIZERS
 
 
 def _types_in_file(view: memoryview) -> list[str]:
@@ -188,11 +188,11 @@ def _types_in_file(view: memoryview) -> list[str]:
 
     node, op_type = onnx.GraphProto.NODE_FIELD_NUMBER, onnx.NodeProto.OP_TYPE_FIELD_NUMBER
     try:
-        graphs = [each for each in fields(view, 0, len(view)) if each.is_part(GRAPH)]
-        nodes = [each for graph in graphs for each in fields(view, graph.content, graph.end) if each.is_part(node)]
+        graphs = [field for field in fields(view, 0, len(view)) if field.is_part(GRAPH)]
+        nodes = [field for graph in graphs for field in fields(view, graph.content, graph.end) if field.is_part(node)]
         if len(nodes) < LARGE_GRAPH_DEQUANTIZERS:
             return []
-        parts = (part for each in nodes for part in fields(view, each.content, each.end) if part.is_part(op_type))
+        parts = (part for entry in nodes for part in fields(view, entry.content, entry.end) if part.is_part(op_type))
         return [str(view[part.content : part.end], "utf-8", "replace") for part in parts]
     except BrokenError:
         return []

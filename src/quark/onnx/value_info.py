@@ -20,7 +20,7 @@ def declare_all(message: Message, sample: Mapping[str, Any], providers: Sequence
     session = open_session(message.to_graph(), extra_outputs=names, providers=tuple(providers), has_optimizations=False)
     with running("the quantized model"):
         values = session.run_with_ort_values(names, ort_values(sample))
-    known = {
+    infos = {
         name: helper.make_tensor_value_info(name, value.element_type(), value.shape())
         for name, value in zip(names, values, strict=True)
         if value.is_tensor()
@@ -31,12 +31,12 @@ def declare_all(message: Message, sample: Mapping[str, Any], providers: Sequence
         if port.name in sample:
             _fix_sizes(port, sample[port.name].shape)
     for port in graph.output:
-        declared = known.pop(port.name, None)
+        declared = infos.pop(port.name, None)
         if declared is not None:
             _fix_sizes(port, [dim.dim_value for dim in declared.type.tensor_type.shape.dim])
-    kept = [info for info in graph.value_info if info.name not in known]
+    kept = [info for info in graph.value_info if info.name not in infos]
     del graph.value_info[:]
-    graph.value_info.extend([*kept, *known.values()])
+    graph.value_info.extend([*kept, *infos.values()])
 
 
 def _fix_sizes(port: onnx.ValueInfoProto, sizes: Sequence[int]) -> None:

@@ -14,12 +14,12 @@ from quark.plan import QuantizationPlan
 
 def versions() -> dict[str, str]:
     """The versions that can matter to the result."""
-    known = {"quark": quark.__version__}
+    result = {"quark": quark.__version__}
     for name in ("numpy", "onnx", "onnx-ir"):
-        known[name] = importlib.metadata.version(name)
+        result[name] = importlib.metadata.version(name)
     import onnxruntime
 
-    return {**known, "onnxruntime": onnxruntime.__version__}
+    return {**result, "onnxruntime": onnxruntime.__version__}
 
 
 def metadata_of(settings: Settings, plan: QuantizationPlan) -> Mapping[str, str]:

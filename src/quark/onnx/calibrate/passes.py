@@ -142,7 +142,7 @@ class Pass:
     ) -> None:
         """Show a sample to the observers, piece by piece. A shared one sees all pieces before those of the next sample;
         if there is only one, it is free for the next sample at once."""
-        watches = [own_watch for own_watch in (*own, *(watch for watch, _ in shared)) if own_watch.sees(number)]
+        watches = [watch for watch in (*own, *(watch for watch, _ in shared)) if watch.sees(number)]
         last = {watch.tensor: watch for watch in watches}
         piece: Feeds | None = None
         for index, piece in enumerate(cutter.cut(sample)):

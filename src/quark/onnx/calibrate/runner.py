@@ -140,9 +140,9 @@ class FloatRunner:
 
     def outputs_of(self, samples: Iterable[Mapping[str, npt.NDArray[Any]]]) -> list[dict[str, npt.NDArray[Any]]]:
         """The model's own outputs for each sample."""
-        found: list[dict[str, npt.NDArray[Any]]] = []
-        each_in_order(lambda _, sample: self.outputs(sample), samples, found.append)
-        return found
+        outputs: list[dict[str, npt.NDArray[Any]]] = []
+        each_in_order(lambda _, sample: self.outputs(sample), samples, outputs.append)
+        return outputs
 
     def tensors(self, sample: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> dict[str, Tensor]:
         """The named tensors, in the runtime's memory; they are freed with the result."""

@@ -73,7 +73,7 @@ def survey_together(
     for statistics, limit in sets:
         count = samples.count if limit is None else min(samples.batches(limit), samples.count)
         chosen.append([i * samples.count // count for i in range(count)] if statistics else [])
-    places = {index: place for place, index in enumerate(sorted({index for number in chosen for index in number}))}
+    places = {index: place for place, index in enumerate(sorted({index for indices in chosen for index in indices}))}
     if not places:
         return
     watches = [

@@ -455,7 +455,7 @@ def create_calibrator_float_scale(
     symmetric, moving_average, averaging_constant, percentile, percentile_candidates, lwp_metric, lwp_use_histogram.
     """
     if not isinstance(calibrate_method, (CalibrationMethod, LayerWiseMethod)) or calibrate_method not in _CLASSES:
-        known = [str(cls) for cls in _CLASSES if not isinstance(cls, PowerOfTwoMethod)]
+        known = [str(method) for method in _CLASSES if not isinstance(method, PowerOfTwoMethod)]
         raise unknown_name("calibration method for float scales", str(calibrate_method), known)
     has_type = calibrate_method is LayerWiseMethod.LayerWisePercentile
     return _made(

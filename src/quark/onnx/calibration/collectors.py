@@ -212,11 +212,11 @@ def compute_minmse_worker(
         raise InvalidValueError(f"method {method}: expected PowerOfTwoMethod.MinMSE")
     settings = {"minmse_mode": minmse_mode, **({"percentile": percentile} if minmse_mode == "Percentile" else {})}
     wanted = _wanted(tensor_name, quantized_tensor_type, activation_qType, settings)
-    values = _observed(tensor_data, wanted)
+    range_ = _observed(tensor_data, wanted)
     dtype = np.asarray(tensor_data[0]).dtype
-    if values.position is None:
-        return tensor_name, (np.array(values.lowest, dtype), np.array(values.highest, dtype))
-    return tensor_name, _reach(wanted.integer.bits, values.position, dtype)
+    if range_.position is None:
+        return tensor_name, (np.array(range_.lowest, dtype), np.array(range_.highest, dtype))
+    return tensor_name, _reach(wanted.integer.bits, range_.position, dtype)
 
 
 def _wanted(name: str, types: Mapping[str, Any], usual: Any, settings: Mapping[str, Any]) -> Wanted:

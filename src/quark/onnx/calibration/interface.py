@@ -244,7 +244,7 @@ def _nearest(tensor: str, producers: Mapping[str, onnx.NodeProto], types: set[st
 
 def update_tensors_range_with_dependencies(tensors_range: TensorsData, dependencies: Mapping[str, str]) -> TensorsData:
     """Return ranges in which each key of `dependencies` has the range of its value; tensors without one stay."""
-    ranges = {name: ranges.range_value for name, ranges in tensors_range.data.items()}
+    ranges = {name: entry.range_value for name, entry in tensors_range.data.items()}
     ranges |= {target: ranges[source] for target, source in dependencies.items() if source in ranges}
     data = {
         name: TensorData(lowest=np.array(lowest, np.float32), highest=np.array(highest, np.float32))

@@ -222,7 +222,7 @@ class _Retyping:
     numbers: Callable[[Array], Array]
     is_rounding: bool
     kept: set[ir.Node] = field(default_factory=set)
-    types: dict[ir.Value, ir.DataType] = field(default_factory=dict)  # for values that have been of type `old`
+    types: dict[ir.Value, ir.DataType] = field(default_factory=dict)  # the chosen types of values that had type `old`
     ends: list[tuple[ir.Graph, ir.DataType]] = field(default_factory=list)  # the types that a graph's outputs must have
     casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = field(default_factory=dict)
 
@@ -256,8 +256,8 @@ class _Retyping:
             for node in graph:
                 if node not in self.kept:
                     self._change_attributes(node)
-        for value, use in uses.items():
-            for node, index in use:
+        for value, places in uses.items():
+            for node, index in places:
                 wanted = self.old if self._is_old(node, index) else self.new
                 if not isinstance(value.type, ir.TensorType):
                     continue

@@ -105,10 +105,10 @@ def _check_layer(layer: ir.Node, quantized: QuantizedGraph) -> None:
         raise ModelError(f"{what}: it multiplies its bias by beta {attribute(layer, 'beta'):g}; expected 1")
     behind = _quantizer_behind(layer)
     scales = [scale, *([] if behind is None else [scale_and_zero_point(behind, str(layer.name))[0]])]
-    for factor in (number for array in scales for number in np.ravel(array).tolist()):
-        if not _is_power_of_two(factor):
+    for number in (number for array in scales for number in np.ravel(array).tolist()):
+        if not _is_power_of_two(number):
             raise ModelError(
-                f"{what}: scale {factor:g} of its sums or its output is not a power of two, so that float and integer "
+                f"{what}: scale {number:g} of its sums or its output is not a power of two, so that float and integer "
                 "arithmetic round differently. Quantize with a preset of power-of-two scales, such as XINT8"
             )
     _, zero_point = scale_and_zero_point(data, str(layer.name))

@@ -144,20 +144,20 @@ def _quantized_again(model: ir.Model, output: ir.Value) -> ir.Value:
     if dequantize is None or quantize is None or quantize.op_type != "QuantizeLinear":
         return output
     result = output
-    for value in (quantize, dequantize):
-        copied = {key: attr.value for key, attr in value.attributes.items()}
-        if dimensions(value.inputs[1]) not in ((), (1,)):
-            copied["axis"] = TO_CHANNELS_LAST.index(attribute(value, "axis", 1) % len(TO_CHANNELS_LAST))
-        inputs = [result, *value.inputs[1:]]
-        node = add_node(model, value.op_type, inputs, domain=value.domain, attributes=copied)
+    for quantizer in (quantize, dequantize):
+        copied = {key: attr.value for key, attr in quantizer.attributes.items()}
+        if dimensions(quantizer.inputs[1]) not in ((), (1,)):
+            copied["axis"] = TO_CHANNELS_LAST.index(attribute(quantizer, "axis", 1) % len(TO_CHANNELS_LAST))
+        inputs = [result, *quantizer.inputs[1:]]
+        node = add_node(model, quantizer.op_type, inputs, domain=quantizer.domain, attributes=copied)
         result = node.outputs[0]
-        node.name = result.name = fresh_name(model, f"{output.name}_{value.op_type}")
-        result.type = value.outputs[0].type
+        node.name = result.name = fresh_name(model, f"{output.name}_{quantizer.op_type}")
+        result.type = quantizer.outputs[0].type
         result.shape = None if result.type is None else output.shape
     return result
 
 
 def _producer(node: ir.Node | None, op_type: str) -> ir.Node | None:
-    """The node that computes the first input, if it is of that operator."""
+    """The node that computes the first input of a node; None unless the node is of that operator."""
     value = None if node is None or node.op_type != op_type else input_value(node, 0)
     return None if value is None else value.producer()

@@ -8,7 +8,7 @@
     convert_bias_int32_to_int16    biases: int32 to int16                  scale * 2^k where the codes do not fit
 
 The first two are exact. All others round half to even; a conversion that changes the scale of an activation also rounds
-the int32 biases of its layers to their new scale, which is the product of the activation's and the weight's.
+the int32 biases of the layers that read it to their new scale, the product of the activation's and the weight's.
 
 A scale or zero point that other tensors use too is copied, and a bias that several layers read gets a DequantizeLinear
 for each. Codes must stand between QuantizeLinear and DequantizeLinear, or be stored: ModelError names the first tensor
@@ -243,7 +243,7 @@ def _symmetric_power_of_two(dtype: ir.DataType) -> Change:
     def change(scale: Array, zero_point: Array) -> tuple[Array, Array]:
         reach = np.maximum(zero_point - limits.min, limits.max - zero_point)
         wanted = reach * scale / 2.0 ** (dtype.bitwidth - 1)
-        powers = np.array([pos2scale(scale2pos(scale)) for scale in wanted.ravel().tolist()])
+        powers = np.array([pos2scale(scale2pos(number)) for number in wanted.ravel().tolist()])
         return powers.reshape(scale.shape), np.zeros_like(zero_point)
 
     return change

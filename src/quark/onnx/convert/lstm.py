@@ -211,8 +211,8 @@ def _direction(body: _Body, codes: dict[str, Value], numbers: _Numbers, index: i
     wt, rt = (body.op("Transpose", value, perm=[1, 0]) for value in (w, r))
     products = _shifted(body.op("MatMul", x, wt), numbers.x_power).clip(*_INT32)
     given = numbers.x.times(products) - numbers.x_sum.times(x.reduce("Sum", 2)) + offset
-    unit = body.constant([1], INT64)
-    shape = body.op("Concat", *(body.op("Gather", value.shape(), unit, axis=0) for value in (x, r)), axis=0)
+    second = body.constant([1], INT64)
+    shape = body.op("Concat", *(body.op("Gather", value.shape(), second, axis=0) for value in (x, r)), axis=0)
     states = body.op("Expand", body.constant(0.0, DOUBLE), shape)  # [batch, hidden]
 
     def step(h: Value, c: Value, part: Value) -> tuple[Value, Value]:
@@ -220,7 +220,7 @@ def _direction(body: _Body, codes: dict[str, Value], numbers: _Numbers, index: i
         gates = part + numbers.h.times(inner) - numbers.h_sum.times(h.reduce("Sum", 1))
         i, o, f, g = body.split(gates, 4)
         i, o, f = (
-            (_tanh((value / (2 * _POINT)).cast(FLOAT)).cast(DOUBLE) * 0.5 + 0.5).cast(FLOAT) for value in (i, o, f)
+            (_tanh((gate / (2 * _POINT)).cast(FLOAT)).cast(DOUBLE) * 0.5 + 0.5).cast(FLOAT) for gate in (i, o, f)
         )
         state = i * _tanh((g / _POINT).cast(FLOAT)) + f * c
         hidden = _rounded((o * _tanh(state)).cast(DOUBLE) * _POINT)

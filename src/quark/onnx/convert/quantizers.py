@@ -243,7 +243,7 @@ def split_codes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Conv
         _bypass(node, source)
     result = _without_remains(graph)
     present = {tensor.name for tensor in result.graph.initializer}
-    for name in [parameter for parameter in parameters if parameter not in present]:
+    for name in [name for name in parameters if name not in present]:
         result.graph.initializer.append(ir.serde.serialize_tensor(parameters[name]))
         result.graph.initializer[-1].name = name
     return result, conversions
@@ -373,8 +373,8 @@ def activation_widths(model: onnx.ModelProto) -> dict[int, list[str]]:
         factors = (0, 3) if is_on_codes(node) else (0, 1)
         read = [quantized.of(input_value(node, index)) or quantized.factor(node, index) for index in factors]
         fixed = [
-            quantized.is_fixed(input_value(node, index)) or (tensor is not None and tensor.is_constant)
-            for index, tensor in zip(factors, read, strict=True)
+            quantized.is_fixed(input_value(node, index)) or (factor is not None and factor.is_constant)
+            for index, factor in zip(factors, read, strict=True)
         ]
         data = read[0]
         if node.op_type.endswith("MatMul"):

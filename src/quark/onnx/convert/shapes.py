@@ -182,7 +182,7 @@ def _observe(
     """Set type and shape of these values to those of two runs, if both have the same."""
     session = open_session(model, extra_outputs=names, has_optimizations=False)
     with running("the model on random data, to see the shapes of tensors"):
-        given = (ort_values(value) for value in (feeds, random_feeds(model, SEEDS[1])))
+        given = (ort_values(inputs) for inputs in (feeds, random_feeds(model, SEEDS[1])))
         runs = [session.run_with_ort_values(names, feeds_of_run) for feeds_of_run in given]
     for name, first, second in zip(names, *runs, strict=True):
         if not first.is_tensor():

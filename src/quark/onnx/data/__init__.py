@@ -97,7 +97,7 @@ def open_samples(
     if use is None and source.spare is None and count is not None:
         extra = held_out_count(count)
     store, sizes = SampleStore(), []
-    wanted, extra = (-(-value // fixed) * fixed for value in (wanted, extra))
+    wanted, extra = (-(-count // fixed) * fixed for count in (wanted, extra))
     ends = [end for end in (wanted, wanted + extra) if end] if extra else []
     for sample in _cut(_checked(source, inputs), inputs, ends) if ends else _checked(source, inputs):
         store.append(sample)

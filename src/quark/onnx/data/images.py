@@ -106,7 +106,7 @@ class Preprocessing:
     def normalize(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Normalize (height, width, channels). Computed in float64 unless it is exact in float32, and rounded once."""
         scaled = pixels / np.float32(self.divisor) if self.divisor != 1 else pixels
-        if not any(self.mean) and all(factor == 1 for factor in self.std):
+        if not any(self.mean) and all(deviation == 1 for deviation in self.std):
             return np.asarray(scaled, np.float32)
         return np.asarray((scaled - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
 
@@ -185,7 +185,7 @@ class ImageLoader:
         }[settings.resize]
         mean, std = (" ".join(f"{value:g}" for value in values) for values in (settings.mean, settings.std))
         values = "x" if settings.divisor == 1 else f"x / {settings.divisor:g}"
-        if any(settings.mean) or any(factor != 1 for factor in settings.std):
+        if any(settings.mean) or any(deviation != 1 for deviation in settings.std):
             values = f"({values} - {mean}) / {std}"
         values = "pixels 0 to 255" if self.dtype == np.uint8 or values == "x" else values
         doubt = "; assumed, because --preprocess was not given" if self.is_assumed else ""

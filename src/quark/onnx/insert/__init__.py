@@ -60,11 +60,11 @@ def insert(model: ir.Model, plan: QuantizationPlan, options: InsertOptions | Non
         values.setdefault(str(value.name), value)  # a body may read values of outer graphs
     nodes = {str(node.name): node for node in model.graph}
     _check(plan, values, nodes, model)
-    dynamic = {r.node for tensor in plan if isinstance(tensor.choice, DynamicChoice) for r in tensor.readers}
+    dynamic = {r.node for entry in plan if isinstance(entry.choice, DynamicChoice) for r in entry.readers}
     shared: Shared = {}
     for name, node in nodes.items():  # in order: the first reader of a tensor places the quantizer that all share
         if name in dynamic:
-            choices = {reader.index: tensor for tensor in plan for reader in tensor.readers if reader.node == name}
+            choices = {reader.index: entry for entry in plan for reader in entry.readers if reader.node == name}
             (insert_dynamic_lstm if node.op_type == "LSTM" else insert_dynamic)(model, node, choices, shared)
     packed = dynamic if options.matmul_nbits is None else insert_weight_only(model, nodes, plan, options.matmul_nbits)
     others = {name: node for name, node in nodes.items() if name not in dynamic and name not in packed}
@@ -83,19 +83,19 @@ def insert(model: ir.Model, plan: QuantizationPlan, options: InsertOptions | Non
 
 def _check(plan: QuantizationPlan, values: dict[str, ir.Value], nodes: dict[str, ir.Node], model: ir.Model) -> None:
     """Raise ModelError if the plan is not for this model."""
-    for tensor in plan:
-        if tensor.tensor not in values:
-            raise ModelError(f"the plan quantizes tensor '{tensor.tensor}', which the model does not have")
-        for reader in tensor.readers:
+    for entry in plan:
+        if entry.tensor not in values:
+            raise ModelError(f"the plan quantizes tensor '{entry.tensor}', which the model does not have")
+        for reader in entry.readers:
             node = nodes.get(reader.node)
             read = model.graph.outputs if reader.is_graph_output else node.inputs if node is not None else ()
             actual = read[reader.index] if 0 <= reader.index < len(read) else None
-            if actual is None or actual.name != tensor.tensor:
+            if actual is None or actual.name != entry.tensor:
                 where = f"output {reader.index}" if reader.is_graph_output else f"'{reader.node}' input {reader.index}"
-                raise ModelError(f"the plan lets {where} read tensor '{tensor.tensor}': the model has it otherwise")
-        if tensor.role is not Role.ACTIVATION and not is_constant(values[tensor.tensor]):
+                raise ModelError(f"the plan lets {where} read tensor '{entry.tensor}': the model has it otherwise")
+        if entry.role is not Role.ACTIVATION and not is_constant(values[entry.tensor]):
             raise ModelError(
-                f"the plan takes tensor '{tensor.tensor}' for a {tensor.role.value}, but it is not a constant"
+                f"the plan takes tensor '{entry.tensor}' for a {entry.role.value}, but it is not a constant"
             )
 
 
@@ -108,26 +108,25 @@ def _insert_static(
 ) -> None:
     """Insert quantizers for graph outputs and the readers among these nodes."""
     choices = []
-    for tensor in plan:
-        reading = tuple(reader for reader in tensor.readers if reader.is_graph_output or reader.node in nodes)
+    for entry in plan:
+        reading = tuple(reader for reader in entry.readers if reader.is_graph_output or reader.node in nodes)
         groups = [(reader,) for reader in reading] if options.has_dedicated_pairs else [reading]
-        choices += [replace(tensor, readers=group) for group in groups if group]
-    choices.sort(
-        key=lambda choice: any(reader.is_graph_output for reader in choice.readers)
-    )  # last: they rename values
+        choices += [replace(entry, readers=group) for group in groups if group]
+    # graph outputs last: they rename values
+    choices.sort(key=lambda entry: any(reader.is_graph_output for reader in entry.readers))
     before: dict[tuple[str, Choice], ir.Value] = {}
-    for choice in choices:
-        value = values[choice.tensor]
-        if is_implied(choice.choice, options) and value.producer() is not None:
+    for entry in choices:
+        value = values[entry.tensor]
+        if is_implied(entry.choice, options) and value.producer() is not None:
             continue  # the compiler rounds what its operators compute
-        if choice.first is not None:
-            key = (choice.tensor, choice.first)
+        if entry.first is not None:
+            key = (entry.tensor, entry.first)
             if key not in before:
-                before[key] = quantizer_behind(model, value, choice.first, options)
+                before[key] = quantizer_behind(model, value, entry.first, options)
             value = before[key]
         quantized = quantized_constant if is_constant(value) else quantizer_behind
-        replacement = quantized(model, value, choice.choice, options)
-        for reader in choice.readers:
+        replacement = quantized(model, value, entry.choice, options)
+        for reader in entry.readers:
             if not reader.is_graph_output:
                 replace_input(nodes[reader.node], reader.index, replacement)
                 continue

@@ -355,7 +355,7 @@ def code_pieces(source: Tensor, choice: AffineChoice) -> Iterator[tuple[Piece, A
             else:
                 groups = slice(piece.along.start // size, -(-piece.along.stop // size))
                 shape = (int(np.prod(dims[:axis])), -1, int(np.prod(dims[axis + 1 :])))
-                scale, zero_point = (value.reshape(shape)[piece.outer, groups] for value in (scale, zero_point))
+                scale, zero_point = (parameter.reshape(shape)[piece.outer, groups] for parameter in (scale, zero_point))
             own = replace(parameters, scale=scale, zero_point=zero_point, axis=1)
         yield piece, np.asarray(quantize_affine(piece.array.astype(np.float32, copy=False), own))
 

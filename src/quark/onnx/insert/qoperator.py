@@ -87,12 +87,12 @@ def _endings(node: ir.Node) -> list[Ending | None]:
     result = []
     for value in node.outputs:
         is_read = bool(value.uses()) or value.is_graph_output()
-        end_node = ending(value) if is_read else None
-        if is_read and end_node is None:
+        end = ending(value) if is_read else None
+        if is_read and end is None:
             return []
-        result.append(end_node)
+        result.append(end)
     parameters = [end.parameters for end in result if end is not None]
-    return result if all(parameters[0].is_same(parameter) for parameter in parameters) else []
+    return result if all(parameters[0].is_same(other) for other in parameters) else []
 
 
 def _emit(model: ir.Model, node: ir.Node, form: IntegerForm, outputs: int) -> ir.Node:
@@ -338,8 +338,7 @@ def _rank(codes: Codes) -> int | None:
 
 
 def _bias(node: ir.Node, scales: Array) -> tuple[bool, ir.Value | None]:
-    """Return the int32 codes of the third input, if any, and whether it can be added to sums of products with that
-    scale."""
+    """Return whether the third input, if any, can be added to sums of products with that scale, and its int32 codes."""
     if input_value(node, 2) is None:
         return True, None
     dequantize = _dequantizer(node, 2)

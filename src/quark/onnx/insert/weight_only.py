@@ -85,10 +85,10 @@ def insert_weight_only(
     Returns the names of the nodes that were replaced: all, or only the tables if products are to read DequantizeLinear.
     """
     wanted = [
-        (nodes[reader.node], tensor.choice)
-        for tensor in plan
-        if tensor.role is Role.WEIGHT and isinstance(tensor.choice, AffineChoice) and tensor.choice.axis is not None
-        for reader in tensor.readers
+        (nodes[reader.node], entry.choice)
+        for entry in plan
+        if entry.role is Role.WEIGHT and isinstance(entry.choice, AffineChoice) and entry.choice.axis is not None
+        for reader in entry.readers
     ]
     store: list[_Stored] = []
     if options.form is WeightForm.MATMUL_NBITS:  # products first, whose blocks are complete
@@ -160,7 +160,9 @@ def _matrix(node: ir.Node, index: int, choice: AffineChoice, is_turned: bool) ->
     if choice.group_size is None:  # one scale for an output, which is repeated
         blocks = -(-source.shape.numpy()[1 if is_turned else 0] // CHANNEL_BLOCK)
         spread = np.repeat if is_turned else np.tile
-        scale, zero_point = (tuple(spread(value, blocks).tolist()) for value in (choice.scale, choice.zero_point))
+        scale, zero_point = (
+            tuple(spread(parameter, blocks).tolist()) for parameter in (choice.scale, choice.zero_point)
+        )
         choice = AffineChoice(choice.format, scale, zero_point, 1 if is_turned else 0, CHANNEL_BLOCK)
     if source.dtype is ir.DataType.FLOAT16:  # scales are stored in float16
         choice = replace(choice, scale=tuple(_in_float16(np.array(choice.scale)).tolist()))
@@ -189,7 +191,7 @@ def _find(store: list[_Stored], matrix: _Matrix) -> _Stored | None:
 
 def _has_same_parameters(first: _Matrix, second: _Matrix) -> bool:
     pairs = zip(first.parameters, second.parameters, strict=True)
-    return all(np.array_equal(pair, other) for pair, other in pairs)
+    return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
 
 
 def _add(model: ir.Model, matrix: _Matrix, store: list[_Stored], *, is_table: bool = False) -> _Stored:

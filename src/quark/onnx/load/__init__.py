@@ -133,11 +133,11 @@ def load(source: str | PathLike[str] | onnx.ModelProto | bytes, options: LoadOpt
     remarks += converted
     check_layers(model, read.name)
     ends = {str(value.name) for value in model.graph.outputs} - {str(value.name) for value in model.graph.inputs}
-    remarks += fix_shapes(model, tuple(shape for shape in options.fixed_shapes if shape[0] not in ends))
+    remarks += fix_shapes(model, tuple(pair for pair in options.fixed_shapes if pair[0] not in ends))
     infer_shapes(model)
     if has_foreign:
         learn_types(model)
-    remarks += fix_shapes(model, tuple(shape for shape in options.fixed_shapes if shape[0] in ends))
+    remarks += fix_shapes(model, tuple(pair for pair in options.fixed_shapes if pair[0] in ends))
     holders, skipped = ([], []) if options.has_bodies else nodes_in_subgraphs(model)
     if holders:
         names = ", ".join(f"{holder.op_type} '{holder.node}'" for holder in holders[:5])

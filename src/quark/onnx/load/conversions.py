@@ -168,7 +168,7 @@ def _is_outside(tensor: onnx.TensorProto, carved: Carved) -> bool:
 @lru_cache(maxsize=32)
 def _takes(version: int, ir_version: int) -> bool:
     """True if the installed ONNX Runtime takes a tiny model of that opset and IR version."""
-    info = [helper.make_tensor_value_info(value, onnx.TensorProto.FLOAT, [1]) for value in ("x", "y")]
+    info = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "probe", info[:1], info[1:])
     opsets = [helper.make_opsetid("", version)]
     return _session_problem(helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)) is None

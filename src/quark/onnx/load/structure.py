@@ -168,8 +168,8 @@ class _Place:
         needs = [{maker[value] for value in _reads(node) if value in maker} for node in nodes]
         readers: dict[int, list[int]] = {}
         for index, makers in enumerate(needs):
-            for other in makers:
-                readers.setdefault(other, []).append(index)
+            for writer in makers:
+                readers.setdefault(writer, []).append(index)
         missing = [len(makers) for makers in needs]
         ready = [index for index, count in enumerate(missing) if not count]
         done = 0
@@ -268,9 +268,9 @@ def shorten_domains(proto: onnx.ModelProto) -> None:
     """Replace `ai.onnx`, the long name of the standard domain, by the empty text everywhere, in place."""
     for part in (proto, *proto.functions):
         nodes = part.graph.node if isinstance(part, onnx.ModelProto) else part.node
-        for opset in (*part.opset_import, *all_nodes(nodes)):
-            if opset.domain == "ai.onnx":
-                opset.domain = ""
+        for entry in (*part.opset_import, *all_nodes(nodes)):
+            if entry.domain == "ai.onnx":
+                entry.domain = ""
 
 
 def declare_standard_opset(proto: onnx.ModelProto) -> None:

@@ -75,7 +75,7 @@ def _spatial_pads(pad: ir.Node) -> list[int] | None:
     for position, axis in enumerate(axes):
         pads[axis % size] = given[position]
         pads[axis % size + size] = given[position + len(axes)]
-    if any(pad < 0 for pad in pads) or any(pads[i] for i in (0, 1, size, size + 1)):
+    if any(amount < 0 for amount in pads) or any(pads[i] for i in (0, 1, size, size + 1)):
         return None
     return pads[2:size] + pads[size + 2 :]
 

@@ -173,14 +173,14 @@ def _encode_piece(array: Array, codes: BlockCodes, outer: slice, along: slice) -
         return
     exponents = _exponents(_padded(x, size), fmt.element)
     codes.exponents[outer, along.start // size : -(-along.stop // size)] = exponents - SCALE_MIN_EXPONENT
-    scale_of_element = _spread(exponents, size, x.shape[1])
+    element_exponents = _spread(exponents, size, x.shape[1])
     if codes.shifts is not None and fmt.sub_blocks is not None:
         sub = fmt.sub_blocks.size
         own = _exponents(_padded(x, sub), fmt.element)
-        shifts = np.clip(scale_of_element[:, ::sub] - own, 0, fmt.sub_blocks.max_shift)  # below 0 where NaN is
+        shifts = np.clip(element_exponents[:, ::sub] - own, 0, fmt.sub_blocks.max_shift)  # below 0 where NaN is
         codes.shifts[outer, along.start // sub : -(-along.stop // sub)] = shifts
-        scale_of_element = scale_of_element - _spread(shifts, sub, x.shape[1])
-    units = x * np.ldexp(np.float32(1), -scale_of_element)
+        element_exponents = element_exponents - _spread(shifts, sub, x.shape[1])
+    units = x * np.ldexp(np.float32(1), -element_exponents)
     codes.elements[outer, along] = _codes(fmt.element)[units.view(np.uint32) >> 16]
 
 

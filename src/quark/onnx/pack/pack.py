@@ -174,7 +174,7 @@ def profile_of(profile: str | Profile) -> Profile:
     try:
         return Profile(profile)
     except ValueError as error:
-        raise unknown_name("profile", profile, [profile.value for profile in Profile]) from error
+        raise unknown_name("profile", profile, [member.value for member in Profile]) from error
 
 
 class _Packing:
@@ -191,16 +191,16 @@ class _Packing:
         marks = [quantizer for quantizer in self._quantizers if quantizer.node.domain == CONSTANT_DOMAIN]
         constants = [mark for mark in marks if mark.source.is_initializer()]
         self._marks: dict[str, Quantizer] = {}  # the first mark on each constant of the main graph
-        for constant in constants:
-            if constant.source.graph is model.graph:
-                self._marks.setdefault(str(constant.source.name), constant)
-        self._inside = sum(constant.source.graph is not model.graph for constant in constants)
+        for mark in constants:
+            if mark.source.graph is model.graph:
+                self._marks.setdefault(str(mark.source.name), mark)
+        self._inside = sum(mark.source.graph is not model.graph for mark in constants)
 
     def run(self) -> None:
         editing, notes = self.editing, self._round_block_weights()
         self._store_integer_codes()
         positions = {name: index for index, name in enumerate(editing.order)}
-        for name in [constant for constant in editing.order if constant in self._marks]:
+        for name in [name for name in editing.order if name in self._marks]:
             self._pack(name, self._marks[name], notes.get(name, ""), positions[name])
         # the rest: large constants that were neither packed nor left
         known = {weight.name for weight in self.packed} | {weight.name for weight in self.left}
@@ -224,12 +224,12 @@ class _Packing:
         """The reason why nothing was packed, and what to do."""
         if self.remarks:
             return f"there is nothing to pack: {self.remarks[0]}"
-        reasons = [weight for weight in self.left if weight.reason != UNMARKED]
-        if not reasons:
+        others = [weight for weight in self.left if weight.reason != UNMARKED]
+        if not others:
             return (
                 "there is nothing to pack: no weight is in a block format. Quantize the model first, say to MXFP4E2M1"
             )
-        largest = max(reasons, key=lambda reason: reason.bytes)
+        largest = max(others, key=lambda weight: weight.bytes)
         return f"there is nothing to pack. The largest weight is '{largest.name}': {largest.reason}"
 
     def _round_block_weights(self) -> dict[str, str]:
@@ -278,7 +278,7 @@ class _Packing:
         editing = self.editing
         note = "was in float behind QuantizeLinear: its codes are stored, the float numbers are not kept"
         for name, quantizers in self._behind(
-            [quantizers for quantizers in self._quantizers if is_quantize(quantizers.node)]
+            [quantizer for quantizer in self._quantizers if is_quantize(quantizer.node)]
         ):
             size, nodes = editing.tensor(name).nbytes, [self._protos[quantizer.node] for quantizer in quantizers]
             reason = self._obstacle(name, quantizers)
@@ -316,7 +316,7 @@ class _Packing:
             return "it is an output of the graph"
         known = [self._protos[quantizer.node] for quantizer in quantizers]
         for node in self.editing.readers(name):
-            if not any(node is weight_node for weight_node in known) or list(node.input).count(name) != 1:
+            if not any(node is other for other in known) or list(node.input).count(name) != 1:
                 return f"{node.op_type} '{node.name or node.output[0]}' reads it in float as well"
         return ""
 

@@ -295,4 +295,4 @@ def _raise_opset(editing: Editing, opset: int) -> None:
     editing.graph.node.extend(nodes)
     for entry in editing.proto.opset_import:
         if not entry.domain:
-            entry.version = next(opset.version for opset in converted.opset_import if not opset.domain)
+            entry.version = next(imported.version for imported in converted.opset_import if not imported.domain)

@@ -42,7 +42,7 @@ def unpack_message(message: Message, name: str = "the model") -> tuple[Message, 
     """`unpack_model` in memory. Weights are computed when they are read or written, and not kept."""
     editing = Editing(message)
     record = read_record(editing.proto, name)
-    before = sum(editing.tensor(name).nbytes for name in editing.order)
+    before = sum(editing.tensor(constant).nbytes for constant in editing.order)
     restored = [_restored(editing, weight, name) for weight in record.weights]
     # remove the nodes that made the weights, the tensors that only they read, and all other traces of packing
     proto = editing.proto
@@ -70,7 +70,7 @@ def unpack_message(message: Message, name: str = "the model") -> tuple[Message, 
             )
         editing.add_constant(weight.name, tensor, like)
         editing.order.insert(min(weight.position, len(editing.order) - 1), editing.order.pop())
-    after = sum(editing.tensor(name).nbytes for name in editing.order)
+    after = sum(editing.tensor(constant).nbytes for constant in editing.order)
     return editing.message(), UnpackFacts(tuple(weight.name for weight in record.weights), before, after)
 
 

@@ -177,9 +177,9 @@ class Unpacking:
         geometry, group = self.geometry, self.layout.group
         if geometry.inner == 1 or geometry.sub_size or not geometry.is_even:
             return 0
-        steps = [index for index in range(1, geometry.size + 1) if geometry.size % index == 0]
-        whole = [step for step in steps if step * geometry.inner % group == 0]
-        return next((size for size in whole if size * geometry.inner >= MIN_ROW), whole[-1] if whole else 0)
+        steps = [count for count in range(1, geometry.size + 1) if geometry.size % count == 0]
+        whole = [count for count in steps if count * geometry.inner % group == 0]
+        return next((count for count in whole if count * geometry.inner >= MIN_ROW), whole[-1] if whole else 0)
 
     @property
     def _has_words(self) -> bool:

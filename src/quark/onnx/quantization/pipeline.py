@@ -272,7 +272,7 @@ def _carry_out(
         loaded.check_unchanged()
         expected = source.expected or runner.outputs_of(samples.judged)
         exact = model.clone() if settings.refine.finetune is not None or settings.features else None
-        simulated = simulate(model, settings.simulate, [node.node for node in placement.skipped])
+        simulated = simulate(model, settings.simulate, [skipped.node for skipped in placement.skipped])
         of_held_out = expected[: len(samples.held_out)]
         decision = Decision(model, samples, settings, placement, ranges, runner, of_held_out, exact)
         refined = decide(decision)
@@ -312,7 +312,7 @@ def _compared(
     """Compare the outputs with the float network's, unless nothing was quantized."""
     if not plan.tensors:
         return Comparison()
-    has_integers = any(isinstance(tensor.choice, AffineChoice) and tensor.role is Role.ACTIVATION for tensor in plan)
+    has_integers = any(isinstance(entry.choice, AffineChoice) and entry.role is Role.ACTIVATION for entry in plan)
     return compare_held_out(message, samples, expected, providers, has_integers=has_integers)
 
 
@@ -335,8 +335,8 @@ def _calibration_facts(samples: Samples, run: _Run, is_unchecked: bool) -> Calib
 
 def _with_skipped(plan: QuantizationPlan, first: Sequence[SkippedNode]) -> QuantizationPlan:
     """Put the nodes that loading left in float first. The plan may already list some of them, those with subgraphs."""
-    known = {(node.node, node.op_type) for node in first}
-    rest = (node for node in plan.skipped if (node.node, node.op_type) not in known)
+    known = {(skipped.node, skipped.op_type) for skipped in first}
+    rest = (skipped for skipped in plan.skipped if (skipped.node, skipped.op_type) not in known)
     return replace(plan, skipped=(*first, *rest)) if first else plan
 
 

@@ -101,7 +101,7 @@ def scaled_floats(name: str, description: str, quant_type: Any, /, **options: An
 def blocks(name: str, description: str, /, *types: DataType | Any, **options: Any) -> Preset:
     """Block types: one for activations and weights, or one each. A quant type without attributes is used as it is."""
     activation, weight = types if len(types) == 2 else types * 2
-    quant_types = [value.map_onnx_format if isinstance(value, DataType) else value for value in (activation, weight)]
+    quant_types = [type_.map_onnx_format if isinstance(type_, DataType) else type_ for type_ in (activation, weight)]
     fields = {**_EXTENDED, "activation_type": quant_types[0], "weight_type": quant_types[1]}
     return Preset(name, description, fields, {**_attributes(activation, weight), **options})
 

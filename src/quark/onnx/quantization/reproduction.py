@@ -308,8 +308,8 @@ def external_files(path: Path) -> list[Path]:
 
 def file_differences(first: Path, second: Path) -> list[str]:
     """The differences of the second file, as phrases for people; empty if only the order of bytes could differ."""
-    first_file, two = read_whole(first), read_whole(second)
-    before, after = _tensors(first_file), _tensors(two)
+    first_model, second_model = read_whole(first), read_whole(second)
+    before, after = _tensors(first_model), _tensors(second_model)
     groups = {
         "missing initializer": [name for name in before if name not in after],
         "new initializer": [name for name in after if name not in before],
@@ -317,17 +317,17 @@ def file_differences(first: Path, second: Path) -> list[str]:
     }
     nodes_before, nodes_after = (
         {str(node.name): ir.serde.serialize_node(node).SerializeToString(deterministic=True) for node in model.graph}
-        for model in (first_file, two)
+        for model in (first_model, second_model)
     )
     names = {**nodes_before, **nodes_after}
     groups["different node"] = [name for name in names if nodes_before.get(name) != nodes_after.get(name)]
     remarks = [f"{count_of(len(names), what)}: {listed(names)}" for what, names in groups.items() if names]
-    metadata_before, metadata_after = dict(first_file.metadata_props), dict(two.metadata_props)
+    metadata_before, metadata_after = dict(first_model.metadata_props), dict(second_model.metadata_props)
     keys = {**metadata_before, **metadata_after}
     changed = sorted(key for key in keys if metadata_before.get(key) != metadata_after.get(key))
     remarks += [f"metadata: {', '.join(changed)}"] if changed else []
-    if first_file.producer_version != two.producer_version:
-        remarks.append(f"written by quark {first_file.producer_version}, now {two.producer_version}")
+    if first_model.producer_version != second_model.producer_version:
+        remarks.append(f"written by quark {first_model.producer_version}, now {second_model.producer_version}")
     return remarks
 
 

@@ -149,9 +149,9 @@ def untried(diagnosis: Diagnosis, reason: str) -> Tried:
                 suggestions.setdefault(remedy.option, Suggestion(remedy.text, remedy.arguments, reason=reason))
     excluded = [_exclude(diagnosis, count, (), ()) for count in EXCLUDED_COUNTS]
     first = [
-        Suggestion(suggestion.text, suggestion.arguments, reason=reason)
-        for suggestion in excluded
-        if suggestion is not None
+        Suggestion(candidate.text, candidate.arguments, reason=reason)
+        for candidate in excluded
+        if candidate is not None
     ][:1]
     return Tried((*first, *list(suggestions.values())[:MOST_REMEDIES]), f"suggestions were not tried: {reason}")
 
@@ -185,7 +185,7 @@ def try_all(
 # ---------------------------------------------------------------- what to try
 def suggest(diagnosis: Diagnosis, making: Making, model: ir.Model) -> list[Candidate]:
     """The promising changes, most likely first. `model` is the float model as the quantizer reads it."""
-    suggestions = [*_own_changes(diagnosis, making, model)] if isinstance(making.config, QuantizationConfig) else []
+    candidates = [*_own_changes(diagnosis, making, model)] if isinstance(making.config, QuantizationConfig) else []
     settings = making.settings
     activation = settings.choose.default.activation
     kind = "blocks"
@@ -193,15 +193,15 @@ def suggest(diagnosis: Diagnosis, making: Making, model: ir.Model) -> list[Candi
         kind = "integers" if activation.integer.bits <= 8 else "wide"
     presets = [name for name in WIDER[kind] if name != settings.name][:MOST_PRESETS]
     wider = [Candidate(f"use the preset {name}", preset=name) for name in presets]
-    first = next((index for index, suggestion in enumerate(suggestions) if suggestion.is_long), len(suggestions))
-    return [*suggestions[:first], *wider[:1], *suggestions[first:], *wider[1:]]
+    first = next((index for index, candidate in enumerate(candidates) if candidate.is_long), len(candidates))
+    return [*candidates[:first], *wider[:1], *candidates[first:], *wider[1:]]
 
 
 def _own_changes(diagnosis: Diagnosis, making: Making, model: ir.Model) -> Iterator[Candidate]:
     config, settings = making.config, making.settings
     assert isinstance(config, QuantizationConfig)
     known = [str(node.name) for node in model.graph]
-    in_float = {node.node for node in diagnosis.skipped}
+    in_float = {skipped.node for skipped in diagnosis.skipped}
     excluded = [_exclude(diagnosis, count, config.nodes_to_exclude, in_float, model) for count in EXCLUDED_COUNTS]
     yield from filter(None, excluded[:-1])
     others = {layer.op_type for layer in diagnosis.layers} - {*PRODUCTS, "LSTM", "GRU", "RNN"}
@@ -438,11 +438,10 @@ class _Trials:
         if self._making.settings.trains:
             note += ", without training"
         else:
-            outcome = self._compared(again, self._judged(os.fspath(quantized)), before)
-            is_better = (
-                outcome[2].verdict_after is not outcome[2].verdict_before
-            )  # other samples change a little, always
-            results += [outcome] if outcome[2].outcome is Outcome.HELPED and is_better else []
+            result = self._compared(again, self._judged(os.fspath(quantized)), before)
+            # other samples change a little, always
+            is_better = result[2].verdict_after is not result[2].verdict_before
+            results += [result] if result[2].outcome is Outcome.HELPED and is_better else []
         skipped: list[Suggestion] = []
         quick: list[float] = []  # seconds of the trials that are not long
         for candidate in candidates:

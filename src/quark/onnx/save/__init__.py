@@ -130,16 +130,16 @@ def check_output(path: str | os.PathLike[str], source: object = None, *others: o
     files = [file for other in (source, *others) for file in _files_read(other)]
     check_place(target, [file for file in files if not os.path.isdir(file)])
     report = target.with_suffix(".json")
-    for input_file in files:
-        if has_report and is_same_file(report, input_file):
+    for file in files:
+        if has_report and is_same_file(report, file):
             raise InvalidValueError(
-                f"output '{target}': its report would overwrite '{input_file}', which is read; choose another name"
+                f"output '{target}': its report would overwrite '{file}', which is read; choose another name"
             )
-        # images are read from a folder, which may hold models and reports as well
-        is_sample = target.suffix.lower() in DATA_SUFFIXES and target.exists() and os.path.isdir(input_file)
-        if is_sample and target.resolve().is_relative_to(input_file.resolve()):
+        # images are file from a folder, which may hold models and reports as well
+        is_sample = target.suffix.lower() in DATA_SUFFIXES and target.exists() and os.path.isdir(file)
+        if is_sample and target.resolve().is_relative_to(file.resolve()):
             raise InvalidValueError(
-                f"output '{target}' is a file of the data in '{input_file}', which are read: choose another name"
+                f"output '{target}' is a file of the data in '{file}', which are read: choose another name"
             )
     if has_report:
         check_place(report)
@@ -158,7 +158,8 @@ def _refuse_other_json(report: Path, target: Path) -> None:
         return
     if not isinstance(content, dict) or not REPORT_KEYS & content.keys():
         raise InvalidValueError(
-            f"output '{target}': its report would overwrite '{report}', which is JSON, but not of quark; choose "
+            f"output '{target}': its report would overwrite '{report}', which is JSON, but not a report of "
+            "quark; choose "
             "another name, or move that file"
         )
 

@@ -96,7 +96,9 @@ class ModelTool(Tool):
         source, target, *others = arguments
 
         def convert(args: Namespace) -> None:
-            values = {other.key: getattr(args, other.key, other.settings.get("default")) for other in others}
+            values = {
+                argument.key: getattr(args, argument.key, argument.settings.get("default")) for argument in others
+            }
             has_external_data = bool(values.pop(EXTERNAL_DATA.key, False))
             convert_file(
                 getattr(args, source.key),

@@ -235,7 +235,7 @@ class AutoMixprecisionConfig(AlgoConfig):
         if not isinstance(target, dict):
             return super().to_dict(on_function)
         content = replace(self, target_layer_config=None).to_dict(on_function)
-        return {**content, "target_layer_config": [[name.to_dict(), list(names)] for name, names in target.items()]}
+        return {**content, "target_layer_config": [[config.to_dict(), list(names)] for config, names in target.items()]}
 
 
 @dataclass

@@ -302,7 +302,7 @@ class QConfig:
                 [layer and layer.to_dict(), names] for layer, names in layer_entries(self.layer_type_config)
             ],
             "exclude": plain(self.exclude),
-            "algo_config": [config.to_dict(on_function) for config in self.algo_config],
+            "algo_config": [algorithm.to_dict(on_function) for algorithm in self.algo_config],
             "use_external_data_format": self.use_external_data_format,
             "extra_options": plain(self.extra_options, "", on_function),
         }

@@ -36,9 +36,8 @@ _FILES = (
 
 # Folders and files that belong to one machine
 _PLACES = frozenset({"CacheDir", "CalibCacheDir", "DistillationFolder", "TmpDir", *_EVALUATION, *_FILES})
-_PLACES_OF_ENTRIES = frozenset(
-    {"cache_dir", "folder"}
-)  # keys of `algo_config`, which are text; layers of these names are not
+# In `algo_config`, where the value is text; the config of a layer that has such a name is not.
+_PLACES_OF_ENTRIES = frozenset({"cache_dir", "folder"})
 
 
 # ---------------------------------------------------------------- values

@@ -244,12 +244,12 @@ _GRAPH_OPTIONS: tuple[Option, ...] = (
     Option("FoldRelu", BOOL, _insert("has_folded_relu"), "drop a Relu if saturation has exactly the same effect"),
     *(
         Option(
-            f"RemoveQDQConv{value}",
+            f"RemoveQDQConv{activation}",
             BOOL,
-            Member("fused_activations", (value,)),
-            f"nothing quantized between Conv and {value}",
+            Member("fused_activations", (activation,)),
+            f"nothing quantized between Conv and {activation}",
         )
-        for value in ("Relu", "Clip", "LeakyRelu", "PRelu", "Gelu")
+        for activation in ("Relu", "Clip", "LeakyRelu", "PRelu", "Gelu")
     ),
     Option("RemoveFusedQDQ", BOOL, _choose("has_fused_blocks"),
            "the RemoveQDQConv... options also hold for block formats that are placed on all tensors"),
@@ -264,7 +264,7 @@ _GRAPH_OPTIONS: tuple[Option, ...] = (
             "choose",
             "unquantized_between",
             lambda value: (
-                tuple(("InstanceNormalization", value) for value in ("Relu", "Clip", "LeakyRelu", "PRelu"))
+                tuple(("InstanceNormalization", activation) for activation in ("Relu", "Clip", "LeakyRelu", "PRelu"))
                 if value
                 else ()
             ),
@@ -366,7 +366,7 @@ _ALGORITHM_OPTIONS: tuple[Option, ...] = (
            "R1 rotates the inputs of the layers at inference, and is not folded (False)"),
     Option(BIAS_CORRECTION, BOOL, Switch(),
            "biases are corrected by the mean error that rounding makes in their layer"),
-    Option("BiasCorrectionInputs", one_of(*(item.value for item in CorrectionInputs)),
+    Option("BiasCorrectionInputs", one_of(*(inputs.value for inputs in CorrectionInputs)),
            _correction("inputs", CorrectionInputs),
            "the network whose activations that error is measured with, 'float' or 'quantized'"),
     Option("BiasCorrectionSamples", integer(1), _correction("sample_limit"),

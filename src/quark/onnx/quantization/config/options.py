@@ -188,9 +188,9 @@ def _by_tensor(config: QConfig, name: str) -> Settings:
     layers = {"by_node": config.specific_layer_config, "by_op_type": config.layer_type_config}
     for field, entries in layers.items():
         specs = tuple(
-            (name, other and layer_spec(other, options, default))
+            (layer, other and layer_spec(other, options, default))
             for other, names in layer_entries(entries)
-            for name in names
+            for layer in names
         )
         draft.put("choose", field, specs)
     draft_overrides(draft, options, default)
@@ -336,8 +336,8 @@ def _assembled(name: str, draft: Draft, default: LayerSpec, record: Mapping[str,
 def _least_opset(layer: LayerSpec) -> int:
     """The opset from which the standard has these types."""
     tensors = (layer.activation, layer.weight, layer.output)
-    has_groups = any(isinstance(tensor, AffineSpec) and tensor.group_size is not None for tensor in tensors)
-    has_float8 = any(isinstance(tensor, FloatSpec) and tensor.is_eight_bits for tensor in tensors)
+    has_groups = any(isinstance(spec, AffineSpec) and spec.group_size is not None for spec in tensors)
+    has_float8 = any(isinstance(spec, FloatSpec) and spec.is_eight_bits for spec in tensors)
     return OPSET_OF_BLOCKS if has_groups else OPSET_OF_FLOAT8 if has_float8 else 0
 
 
@@ -391,7 +391,7 @@ def _npu_options(
     SimulateDPU for the usual operators, and an operator's own option for that one. `layer` is the default spec.
     """
     has_positions = all(
-        isinstance(value, AffineSpec) and value.is_power_of_two for value in (layer.activation, layer.weight)
+        isinstance(spec, AffineSpec) and spec.is_power_of_two for spec in (layer.activation, layer.weight)
     )
     is_usual = is_for_npu and has_positions
     chosen = set(DEFAULT_SUBSTITUTIONS if values.get("SimulateDPU", is_usual) else ())
@@ -441,8 +441,8 @@ def _field_remarks(run: QuantizationConfig, default: LayerSpec) -> list[str]:
     remarks = [f"{name}: {_LOGGING}" for name in names if getattr(run, name) not in (getattr(usual, name), None)]
     has_scales = isinstance(default.weight, FloatSpec) and default.weight.is_eight_bits
     if not isinstance(default.weight, AffineSpec) and not has_scales:
-        given = [value for value in ("per_channel", "reduce_range") if getattr(run, value)]
-        given += [value for value in ("AddQDQPairToWeight",) if run.extra_options.get(value)]
+        given = [name for name in ("per_channel", "reduce_range") if getattr(run, name)]
+        given += [name for name in ("AddQDQPairToWeight",) if run.extra_options.get(name)]
         remarks += [f"{name}: weights are not of integers with a scale" for name in given]
     if run.extra_options.get("SimplifyModel") is False and run.optimize_model:
         remarks.append("SimplifyModel: optimize_model is True and asks for the same rewrites; set both to False")

@@ -350,7 +350,7 @@ def _float8_spec(tensor: QTensorConfig, options: SpecOptions) -> FloatSpec:
 
 def draft_overrides(draft: Draft, options: SpecOptions, default: LayerSpec) -> None:
     """Complete the types that single tensors are given by name: MixedPrecisionTensor is another way to write
-    TensorQuantOverrides, and types other than integers get their whole spec."""
+    TensorQuantOverrides. A type gets its whole spec, unless it is an integer type that only replaces another one."""
     by_type = draft.spec_values.get("MixedPrecisionTensor")
     if by_type and not draft.run.specific_tensor_precision:
         draft.remarks.append("MixedPrecisionTensor: specific_tensor_precision is False, so it is not used")
@@ -374,7 +374,7 @@ def _with_spec(override: TensorOverride, options: SpecOptions, default: LayerSpe
         return override if are_integers else replace(override, spec=integers)
     subject = f"option 'TensorQuantOverrides.{override.tensor}'"
     of_integers = (override.is_symmetric, override.range, override.scale, override.has_reduced_range)
-    if any(integer is not None for integer in of_integers):
+    if any(setting is not None for setting in of_integers):
         raise InvalidValueError(f"{subject}: {fmt} has no range or zero point to set; give quant_type alone")
     data_type = data_type_of(ExtendedQuantType[_FLOATS.get(fmt, fmt)])
     tensor = QTensorConfig(True, ScaleType.Float32, CalibMethod.MinMax, QuantGranularity.Tensor, data_type)
@@ -517,15 +517,15 @@ _RELEVANT: Mapping[str, _Relevance] = {
 
 def irrelevant(values: Mapping[str, Any], layers: Iterable[LayerSpec | None]) -> list[str]:
     """A remark for each option that was given and has nothing to act on."""
-    specs = [layer for layer in layers if layer is not None]
+    given = [layer for layer in layers if layer is not None]
 
     def is_any(is_user: Callable[[TensorSpec | None], bool], places: Iterable[str]) -> bool:
-        return any(is_user(getattr(layer, place)) for place in places for layer in specs)
+        return any(is_user(getattr(layer, place)) for place in places for layer in given)
 
     remarks = [
-        f"{name}: {spec.reason}"
-        for name, spec in _RELEVANT.items()
-        if values.get(name) not in (None, spec.idle) and not is_any(spec.is_user, spec.places)
+        f"{name}: {relevance.reason}"
+        for name, relevance in _RELEVANT.items()
+        if values.get(name) not in (None, relevance.idle) and not is_any(relevance.is_user, relevance.places)
     ]
     if "CalibMovingAverageConstant" in values and not values.get("CalibMovingAverage"):
         remarks.append("CalibMovingAverageConstant: CalibMovingAverage is not set")
