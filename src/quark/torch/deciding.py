@@ -48,7 +48,7 @@ class Decision(Work):
     def choose(self) -> None:
         """Choose; once more after a feature has changed constants whose scales should follow."""
         graph = view_of(self.network)
-        kept = {reader: (tensor.choice, tensor.reason) for reader, tensor in self.kept.items()}
+        kept = {reader: (entry.choice, entry.reason) for reader, entry in self.kept.items()}
         decided = decide(graph, self.placement, self.ranges, self.settings.choose, kept)
         self.decisions = with_quantizers(graph, self.placement, decided)
         if not self.settings.applies_npu_rules:
@@ -56,9 +56,7 @@ class Decision(Work):
         self.operations = operations_of(graph, self.decisions)
         if self.starts_late:
             return
-        choices = {chosen.quantizer: chosen.choice for chosen in self.decisions.chosen}
+        choices = {entry.quantizer: entry.choice for entry in self.decisions.chosen}
         moved, facts = settle_positions(self.operations, choices)
-        chosen = (
-            replace(chosen, choice=moved.get(chosen.quantizer, chosen.choice)) for chosen in self.decisions.chosen
-        )
+        chosen = (replace(entry, choice=moved.get(entry.quantizer, entry.choice)) for entry in self.decisions.chosen)
         self.decisions, self.positions = replace(self.decisions, chosen=tuple(chosen)), (facts,)

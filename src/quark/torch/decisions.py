@@ -42,10 +42,10 @@ class Decisions:
     def plan(self) -> QuantizationPlan:
         """One entry for all readers that see a tensor the same way."""
         merged: dict[tuple[str, Role, Choice], TensorChoice] = {}
-        for chosen in self.chosen:
-            key = (chosen.request.tensor, chosen.request.role, chosen.choice)
-            first = merged.get(key) or TensorChoice(*key, (), chosen.reason)
-            merged[key] = replace(first, readers=(*first.readers, chosen.request.reader))
+        for entry in self.chosen:
+            key = (entry.request.tensor, entry.request.role, entry.choice)
+            first = merged.get(key) or TensorChoice(*key, (), entry.reason)
+            merged[key] = replace(first, readers=(*first.readers, entry.request.reader))
         return QuantizationPlan(tuple(merged.values()), self.placement.skipped)
 
 
@@ -70,18 +70,18 @@ def with_quantizers(graph: Graph, placement: Placement, decided: Iterable[Decisi
                 plain if is_free else next(numbered_name for numbered_name in numbered if numbered_name not in taken)
             )
         chosen.append(Chosen(request, decision.choice, decision.reason, names[key]))
-    read = {tensor.request.reader: tensor.quantizer for tensor in chosen}
+    read = {entry.request.reader: entry.quantizer for entry in chosen}
     marked = []
-    for decided_tensor in chosen:
-        tensor = decided_tensor.request.tensor
+    for entry in chosen:
+        tensor = entry.request.tensor
         writer = graph.by_name.get(tensor)
         places = [] if writer is None else [i for i, value in enumerate(writer.inputs) if value is not None]
         before = [read.get(Reader(tensor, index)) for index in places]
         is_moved = tensor in placement.derived and bool(before)
         marked.append(
             replace(
-                decided_tensor,
-                is_repeated=is_moved and all(quantizer == decided_tensor.quantizer for quantizer in before),
+                entry,
+                is_repeated=is_moved and all(quantizer == entry.quantizer for quantizer in before),
             )
         )
     return Decisions(tuple(marked), placement)
@@ -91,8 +91,8 @@ def operations_of(graph: Graph, decisions: Decisions) -> tuple[Operation, ...]:
     """The operators that the rules of `quark.npu` apply to, by the names of quantizers. They depend on where quantizers
     are and not on their numbers; `train/networks.py` uses them when the network is quantized, and again after training
     has moved the numbers."""
-    read = {chosen.request.consumer: chosen.quantizer for chosen in decisions.chosen}
-    written = {chosen.request.tensor: chosen.quantizer for chosen in decisions.chosen}
+    read = {entry.request.consumer: entry.quantizer for entry in decisions.chosen}
+    written = {entry.request.tensor: entry.quantizer for entry in decisions.chosen}
     return tuple(npu_operations(graph, _Names(read, written)))
 
 

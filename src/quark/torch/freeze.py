@@ -204,7 +204,7 @@ def _affine_of(network: QuantizedNetwork, node: fx.Node | None) -> AffineChoice 
 
 def _choices(network: QuantizedNetwork) -> tuple[TensorChoice, ...]:
     """The choice of every quantizer node, and its readers."""
-    reasons = {tensor.tensor: tensor.reason for tensor in network.plan}
+    reasons = {entry.tensor: entry.reason for entry in network.plan}
     outputs = outputs_of(network.graph)
     tensors = []
     for node in network.graph.nodes:

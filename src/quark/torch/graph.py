@@ -29,9 +29,8 @@ class Network(fx.GraphModule):
     It is called as the model was, by position and by name; its graph takes the tensors of that call.
     """
 
-    accepts_loss_kwargs = (
-        False  # read by the Trainer of Hugging Face: the graph computes no loss, even if the model did
-    )
+    # read by the Trainer of Hugging Face: the graph computes no loss, even if the model did
+    accepts_loss_kwargs = False
 
     def recompile(self) -> Any:
         code = super().recompile()

@@ -51,40 +51,38 @@ def insert(
     quantizers: dict[str, Quantizer] = {}
     nodes = {str(node.name): node for node in network.graph.nodes}
     inserted = []
-    for chosen in decisions.chosen:
-        role = chosen.request.role
-        if chosen.is_repeated or is_derived_bias(role, chosen.choice):
+    for entry in decisions.chosen:
+        role = entry.request.role
+        if entry.is_repeated or is_derived_bias(role, entry.choice):
             continue
-        if chosen.quantizer not in quantizers:
-            quantizer = quantizers[chosen.quantizer] = quantizer_for(network, chosen).to(device_of(network))
-            quantizer.name = chosen.quantizer
+        if entry.quantizer not in quantizers:
+            quantizer = quantizers[entry.quantizer] = quantizer_for(network, entry).to(device_of(network))
+            quantizer.name = entry.quantizer
             if isinstance(quantizer, TqtQuantizer):
-                quantizer.start_at(_threshold(network, chosen, ranges or {}))
+                quantizer.start_at(_threshold(network, entry, ranges or {}))
             if start is not None and role is Role.ACTIVATION and isinstance(quantizer, LearnedQuantizer):
-                assert isinstance(chosen.request.spec, AffineSpec)
-                quantizer.start_from(start(chosen.request.tensor, chosen.request.spec))
-        node = nodes.get(chosen.request.reader.node)
+                assert isinstance(entry.request.spec, AffineSpec)
+                quantizer.start_from(start(entry.request.tensor, entry.request.spec))
+        node = nodes.get(entry.request.reader.node)
         layer = None if node is None or role is Role.ACTIVATION else module_of(network, node)
         if isinstance(layer, ConvBatchNorm):
-            setattr(
-                layer, "weight_quantizer" if role is Role.WEIGHT else "bias_quantizer", quantizers[chosen.quantizer]
-            )
+            setattr(layer, "weight_quantizer" if role is Role.WEIGHT else "bias_quantizer", quantizers[entry.quantizer])
         else:
-            inserted.append(chosen)
+            inserted.append(entry)
     insert_nodes(network, inserted, quantizers)
     network.graph.lint()
     network.recompile()
 
 
-def _threshold(network: Network, tensor: Chosen, ranges: Mapping[tuple[str, Any], TensorRange]) -> float:
+def _threshold(network: Network, entry: Chosen, ranges: Mapping[tuple[str, Any], TensorRange]) -> float:
     """The threshold that a learned one starts from: what was observed, or the largest weight; 0 if it is not known."""
-    spec = tensor.request.spec
+    spec = entry.request.spec
     assert isinstance(spec, AffineSpec)
     assert spec.learning is not None
-    if tensor.request.role is Role.ACTIVATION:
-        range_ = ranges.get((tensor.request.tensor, spec))
+    if entry.request.role is Role.ACTIVATION:
+        range_ = ranges.get((entry.request.tensor, spec))
         return 0.0 if range_ is None else max(-range_.lowest, range_.highest)
-    values = parameter_of(network, tensor.request.tensor)
+    values = parameter_of(network, entry.request.tensor)
     is_largest = spec.learning.initial in (None, ThresholdInit.MAX)
     return 0.0 if values is None or not is_largest else float(values.detach().abs().max())
 
@@ -93,8 +91,8 @@ def insert_nodes(network: Network, chosen: Sequence[Chosen], quantizers: Mapping
     """Put quantizers, by name, into the places that were chosen for them."""
     calls: dict[tuple[str, str], fx.Node] = {}
     nodes = {str(node.name): node for node in network.graph.nodes}
-    for tensor in chosen:
-        request, reader = tensor.request, tensor.request.reader
+    for entry in chosen:
+        request, reader = entry.request, entry.request.reader
         if request.role is Role.ACTIVATION:
             source = nodes[request.tensor]
         else:
@@ -105,10 +103,10 @@ def insert_nodes(network: Network, chosen: Sequence[Chosen], quantizers: Mapping
                     f"node '{reader.node}' does not read '{request.tensor}', for which a quantizer was chosen"
                 )
             source = constants[0]
-        key = (str(source.name), tensor.quantizer)
+        key = (str(source.name), entry.quantizer)
         if key not in calls:
-            path = f"{QUANTIZERS}.{tensor.quantizer}"
-            set_attribute(network, path, quantizers[tensor.quantizer])
+            path = f"{QUANTIZERS}.{entry.quantizer}"
+            set_attribute(network, path, quantizers[entry.quantizer])
             last = source
             while last.next.op in ("placeholder", "get_attr"):  # inputs and parameters of the graph have to come first
                 last = last.next

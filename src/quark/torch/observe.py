@@ -126,7 +126,7 @@ def gathered(value: Value) -> list[Value]:
         return [value]
     values: list[Value | None] = [None] * distributed.get_world_size()
     distributed.all_gather_object(values, value)
-    return [value for value in values if value is not None]
+    return [other for other in values if other is not None]
 
 
 class _Watching(fx.Interpreter):
@@ -231,7 +231,7 @@ def recalibrate(
     try:
         run(is_second=False)
         known = dict(observers)
-        for module in [name for name, observer in known.items() if not observer.needs_second_pass]:
+        for module in [module for module, observer in known.items() if not observer.needs_second_pass]:
             del observers[module]
         if observers:
             run(is_second=True)

@@ -61,7 +61,7 @@ def decompose_attention(network: Network) -> None:
         query, key, value = node.args[:3]
         given = {**dict(zip(_ATTENTION_DEFAULTS, node.args[3:], strict=False)), **node.kwargs}
         options = {**_ATTENTION_DEFAULTS, **given}
-        shapes = [shape_of(value) if isinstance(value, fx.Node) else None for value in (query, key)]
+        shapes = [shape_of(operand) if isinstance(operand, fx.Node) else None for operand in (query, key)]
         if shapes[0] is None or shapes[1] is None or options["dropout_p"]:
             continue
         scale = options["scale"]
@@ -94,7 +94,7 @@ def decompose_attention(network: Network) -> None:
 def _causal_mask(graph: fx.Graph, node: fx.Node, query: fx.Node, key: fx.Node) -> fx.Node:
     """Add the mask of the positions up to a query's own."""
     device = query.meta["val"].device
-    sizes = [shape[-2] for value in (query, key) if (shape := shape_of(value)) is not None]
+    sizes = [shape[-2] for operand in (query, key) if (shape := shape_of(operand)) is not None]
     ranges = []
     for source, size in zip((query, key), sizes, strict=True):
         count = (

@@ -142,8 +142,8 @@ def layers_of_plan(network: fx.GraphModule, plan: QuantizationPlan | MixedPlan) 
                 raise ModelError(f"layers {pair} of the plan are both '{layer.layer}' here")
             matched[layer.node] = planned_layer
         return {node: PlannedLayer(precision=precision.choice) for node, precision in matched.items()}
-    weights = _matched_weights(layers, [tensor for tensor in plan if tensor.role is Role.WEIGHT])
-    inputs = {reader: tensor for tensor in plan if tensor.role is Role.ACTIVATION for reader in tensor.readers}
+    weights = _matched_weights(layers, [entry for entry in plan if entry.role is Role.WEIGHT])
+    inputs = {reader: entry for entry in plan if entry.role is Role.ACTIVATION for reader in entry.readers}
     planned: dict[str, PlannedLayer] = {}
     for layer in layers:
         weight = weights.get(layer.node)
@@ -178,7 +178,7 @@ def _matched_weights(layers: Sequence[WeightedLayer], weights: Sequence[TensorCh
     if not strange or len(named) == len(layers) or (named and not any(map(_is_of_layer, strange))):
         return named
     if named or len(weights) != len(layers):
-        name = next((tensor.tensor for tensor in strange if _is_of_layer(tensor)), strange[0].tensor)
+        name = next((weight.tensor for weight in strange if _is_of_layer(weight)), strange[0].tensor)
         raise ModelError(
             f"the plan quantizes the weight '{name}', and the network has no parameter of that name; it has "
             f"{len(layers)} layers with weights, the plan {len(weights)}. Make the plan on the ONNX file that "
@@ -196,9 +196,9 @@ def _matched_weights(layers: Sequence[WeightedLayer], weights: Sequence[TensorCh
     return {layer.node: weight for layer, weight in zip(layers, weights, strict=True)}
 
 
-def _is_of_layer(tensor: TensorChoice) -> bool:
+def _is_of_layer(weight: TensorChoice) -> bool:
     """True if only the weight of a layer is quantized like this."""
-    choice = tensor.choice
+    choice = weight.choice
     return isinstance(choice, BlockChoice) or (isinstance(choice, AffineChoice) and choice.axis is not None)
 
 

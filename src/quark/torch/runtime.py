@@ -122,12 +122,12 @@ def simulate_runtime(network: Network) -> RuntimeNetwork:
 def unsigned(plan: QuantizationPlan) -> QuantizationPlan:
     """Return the plan with int8 activations as uint8: codes and zero points are 128 higher."""
 
-    def shifted(tensor: TensorChoice) -> TensorChoice:
-        choice = tensor.choice
-        if tensor.role is not Role.ACTIVATION or not isinstance(choice, AffineChoice) or choice.format != "int8":
-            return tensor
+    def shifted(entry: TensorChoice) -> TensorChoice:
+        choice = entry.choice
+        if entry.role is not Role.ACTIVATION or not isinstance(choice, AffineChoice) or choice.format != "int8":
+            return entry
         zero_points = tuple(zero_point + 128 for zero_point in choice.zero_point)
-        return replace(tensor, choice=replace(choice, format="uint8", zero_point=zero_points))
+        return replace(entry, choice=replace(choice, format="uint8", zero_point=zero_points))
 
     return replace(plan, tensors=tuple(map(shifted, plan.tensors)))
 
@@ -220,7 +220,7 @@ class SumOfProducts(Kernel):
             assert of_layer is not None
             choice = derived_bias("int32", activation, of_layer)
             shape = () if choice.axis is None else (-1,)
-            numbers = (torch.tensor(value, device=x.device) for value in (choice.scale, choice.zero_point))
+            numbers = (torch.tensor(parameter, device=x.device) for parameter in (choice.scale, choice.zero_point))
             of_bias, zero_point = (number.reshape(shape) for number in numbers)
             parameters = AffineParameters(
                 of_bias.float(), zero_point.to(torch.int32), integer_format("int32"), choice.axis

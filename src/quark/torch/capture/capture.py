@@ -157,7 +157,7 @@ def _is_exported(module: fx.GraphModule) -> bool:
 def _copied_attributes(module: fx.GraphModule, graph: fx.Graph) -> dict[str, torch.Tensor | nn.Module]:
     """Copy the parameters and buffers that the graph reads; shared tensors stay shared. Renames them in the graph."""
     copies: dict[int, torch.Tensor] = {}
-    modules: dict[str, torch.Tensor | nn.Module] = {}
+    attributes: dict[str, torch.Tensor | nn.Module] = {}
     reads = [node for node in graph.nodes if node.op == "get_attr"]
     names = {str(node.target) for node in reads}
     for node in reads:
@@ -178,8 +178,8 @@ def _copied_attributes(module: fx.GraphModule, graph: fx.Graph) -> dict[str, tor
             is_trained = isinstance(value, nn.Parameter)
             copies[id(value)] = nn.Parameter(fresh, requires_grad=value.requires_grad) if is_trained else fresh
         node.target = free_name(str(node.target), names)
-        modules[node.target] = copies[id(value)]
-    return modules
+        attributes[node.target] = copies[id(value)]
+    return attributes
 
 
 def free_name(path: str, taken: Collection[str]) -> str:

@@ -61,7 +61,7 @@ def exported_graph(
     own_plan = getattr(network, "plan", None)  # a frozen network has one, a float network does not
     own_choices = own_plan if isinstance(own_plan, QuantizationPlan) else ()
     rewrites = _REWRITES if choices else frozenset[str]()
-    return planned_graph(model, taps, rewrites, {choice.tensor: choice.reason for choice in own_choices})
+    return planned_graph(model, taps, rewrites, {entry.tensor: entry.reason for entry in own_choices})
 
 
 def planned_graph(
@@ -116,7 +116,7 @@ def _add_biases_apart(model: ir.Model, plan: QuantizationPlan) -> dict[ir.Value,
     keeps its name, so that the plan still fits.
     """
     moved: dict[ir.Value, ir.Value] = {}
-    read = {reader: tensor.choice for tensor in plan for reader in tensor.readers}
+    read = {reader: entry.choice for entry in plan for reader in entry.readers}
     for node in list(model.graph):
         *operands, bias_choice = (read.get(Reader(str(node.name), index)) for index in range(3))
         integers = [integer_format(operand.format) for operand in operands if isinstance(operand, AffineChoice)]
@@ -158,38 +158,38 @@ def _clip_narrow_codes(model: ir.Model, plan: QuantizationPlan) -> QuantizationP
     """
     clipped: dict[str, AffineChoice] = {}  # the narrow codes that a value is known to have
     tensors = []
-    for tensor in plan:
-        choice = tensor.choice
-        if tensor.role is Role.ACTIVATION and isinstance(choice, AffineChoice) and choice.axis is None:
+    for entry in plan:
+        choice = entry.choice
+        if entry.role is Role.ACTIVATION and isinstance(choice, AffineChoice) and choice.axis is None:
             is_narrow = integer_format(choice.format).bits < 8
-            tensor = _clipped(model, tensor, choice, clipped) if is_narrow else tensor
-        tensors.append(tensor)
+            entry = _clipped(model, entry, choice, clipped) if is_narrow else entry
+        tensors.append(entry)
     return replace(plan, tensors=tuple(tensors))
 
 
 def _clipped(
-    model: ir.Model, tensor: TensorChoice, choice: AffineChoice, clipped: dict[str, AffineChoice]
+    model: ir.Model, entry: TensorChoice, choice: AffineChoice, clipped: dict[str, AffineChoice]
 ) -> TensorChoice:
     values = [*model.graph.inputs, *(value for node in model.graph for value in node.outputs)]
-    value = next(value for value in values if value.name == tensor.tensor)
+    value = next(value for value in values if value.name == entry.tensor)
     producer, fmt = value.producer(), integer_format(choice.format)
     wide = replace(choice, format="int8" if fmt.signed else "uint8")
     if producer is not None and not producer.domain and producer.op_type in _MOVES:
         moved = producer.inputs if producer.op_type == "Concat" else producer.inputs[:1]
         if all(source is not None and clipped.get(str(source.name)) == choice for source in moved):
-            clipped[tensor.tensor] = choice
-            return replace(tensor, choice=wide)
+            clipped[entry.tensor] = choice
+            return replace(entry, choice=wide)
     dtype = np.float16 if value.dtype is ir.DataType.FLOAT16 else np.float32
     scale, zero_point = np.float32(choice.scale[0]), choice.zero_point[0]
     bounds = [
-        add_initializer(model, f"{tensor.tensor}_{name}", np.array((code - zero_point) * scale, dtype))
+        add_initializer(model, f"{entry.tensor}_{name}", np.array((code - zero_point) * scale, dtype))
         for name, code in (("lowest", fmt.qmin), ("highest", fmt.qmax))
     ]
     first = next(iter(model.graph)) if producer is None else None
-    name = f"{tensor.tensor}_{choice.format}"
+    name = f"{entry.tensor}_{choice.format}"
     clip = add_node(model, "Clip", [value, *bounds], before=first, after=producer, name=name).outputs[0]
     clip.shape = value.shape
-    for reader in tensor.readers:
+    for reader in entry.readers:
         if reader.is_graph_output:
             old = model.graph.outputs[reader.index]
             name, old.name = str(old.name), f"{old.name}_unclipped"
@@ -198,8 +198,8 @@ def _clipped(
         else:
             replace_input(next(node for node in model.graph if node.name == reader.node), reader.index, clip)
     clipped[str(clip.name)] = choice
-    reason = f"{tensor.reason}; {choice.format}, clipped".removeprefix("; ")
-    return replace(tensor, tensor=str(clip.name), choice=wide, reason=reason)
+    reason = f"{entry.reason}; {choice.format}, clipped".removeprefix("; ")
+    return replace(entry, tensor=str(clip.name), choice=wide, reason=reason)
 
 
 # ---- pools ----
@@ -212,7 +212,7 @@ def _choices_of_pools(
     tensor, which no integer kernel and no NPU takes. The same quantizer before and behind changes no value. Tensors
     that torch has too are left as they are there.
     """
-    known = {tensor.tensor: tensor for tensor in plan}
+    known = {entry.tensor: entry for entry in plan}
     others = {str(value.name) for value in of_torch}
     tensors: dict[str, TensorChoice] = {}
     for node in model.graph:
@@ -237,13 +237,13 @@ def _kernel_choices(model: ir.Model, plan: QuantizationPlan) -> dict[str, Tensor
     sides of that activation; it changes no value (`choices_before_clips` has the reason). Files with
     power-of-two scales are for NPUs, which compute both at once: there nothing is added.
     """
-    activations = [tensor.choice for tensor in plan if tensor.role is Role.ACTIVATION]
+    activations = [entry.choice for entry in plan if entry.role is Role.ACTIVATION]
     scales = [choice.scale[0] for choice in activations if isinstance(choice, AffineChoice)]
     if all(math.frexp(scale)[0] == 0.5 for scale in scales):
         return {}
-    quantized = {reader.node for tensor in plan for reader in tensor.readers}
-    readings = Counter(tensor.tensor for tensor in plan for _ in tensor.readers)
-    planned = {tensor.tensor for tensor in plan}
+    quantized = {reader.node for entry in plan for reader in entry.readers}
+    readings = Counter(entry.tensor for entry in plan for _ in entry.readers)
+    planned = {entry.tensor for entry in plan}
     fused = []  # Relu and Clip behind a layer that computes with quantized numbers, if nothing else reads its result
     for node in model.graph:
         value = node.inputs[0] if node.inputs and node.op_type in ("Relu", "Clip") else None

@@ -211,7 +211,7 @@ class GraphNames:
                 if value.name != name:
                     raise InvalidValueError(f"{kind}_names: {name!r} is the name of another input, output or constant")
         renamed = {old: str(value.name) for value, old in before.items() if value.name != old}
-        tensors = (replace(tensor, tensor=renamed.get(tensor.tensor, tensor.tensor)) for tensor in plan.tensors)
+        tensors = (replace(entry, tensor=renamed.get(entry.tensor, entry.tensor)) for entry in plan.tensors)
         return replace(plan, tensors=tuple(tensors)) if renamed else plan
 
 

@@ -401,7 +401,7 @@ def language_graph(model: LanguageModel, example: Inputs, opset: int | None) -> 
             plan = replace(plan, tensors=tuple(map(_unsigned, plan)))
         named = {value.name: value for value in values_in(graph)}
         _name_ports(graph, model)
-        plan = replace(plan, tensors=tuple(replace(tensor, tensor=str(named[tensor.tensor].name)) for tensor in plan))
+        plan = replace(plan, tensors=tuple(replace(entry, tensor=str(named[entry.tensor].name)) for entry in plan))
         yield LanguageGraph(graph, plan, values)
 
 
@@ -419,15 +419,15 @@ def _unsigned(tensor: TensorChoice) -> TensorChoice:
 def insert_language(graph: ir.Model, plan: QuantizationPlan) -> None:
     """Carry the plan out: products of which only the weight is quantized, to integers that it takes, become
     MatMulNBits, all else QuantizeLinear, DequantizeLinear and our own operators."""
-    others = {reader.node for tensor in plan if tensor.role is Role.ACTIVATION for reader in tensor.readers}
+    others = {reader.node for entry in plan if entry.role is Role.ACTIVATION for reader in entry.readers}
     packed = tuple(
-        tensor
-        for tensor in plan
-        if tensor.role is Role.WEIGHT and is_packed(tensor.choice) and not {r.node for r in tensor.readers} & others
+        entry
+        for entry in plan
+        if entry.role is Role.WEIGHT and is_packed(entry.choice) and not {r.node for r in entry.readers} & others
     )
     if packed:
         insert(graph, replace(plan, tensors=packed), InsertOptions(matmul_nbits=NBitsOptions()))
-    rest = tuple(tensor for tensor in plan if tensor not in packed)
+    rest = tuple(entry for entry in plan if entry not in packed)
     insert(graph, replace(plan, tensors=rest), InsertOptions(has_casts=True))
 
 

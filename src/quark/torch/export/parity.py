@@ -153,12 +153,12 @@ def _rounding_sqnr_db(network: Reference, batches: Sequence[Inputs]) -> float:
     a rounding can hardly cause more. -inf if it is unknown."""
     if not isinstance(network, GraphReference):
         return -math.inf
-    distances = (
+    differences = (
         pair_sums(exact, rounded)
         for batch in batches
         for exact, rounded in zip(network.run_in_float(batch), network.run(batch), strict=True)
     )
-    return min((OutputFidelity.of("", sums).sqnr_db for sums in distances), default=-math.inf)
+    return min((OutputFidelity.of("", sums).sqnr_db for sums in differences), default=-math.inf)
 
 
 def compare_outputs(

@@ -229,7 +229,7 @@ def give_names(model: ir.Model) -> None:
 def rename(model: ir.Model, value: ir.Value, name: str) -> None:
     """Give a value a name. Another value with that name is renamed, unless it is an input, an output or a constant:
     then the new name gets a number."""
-    holder = next((value for value in values_of(model) if value.name == name), None)
+    holder = next((other for other in values_of(model) if other.name == name), None)
     if holder is value:
         return
     if holder is None:

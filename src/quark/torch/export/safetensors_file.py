@@ -217,12 +217,12 @@ def load_state(network: FrozenNetwork, weights: Path, config_file: Path) -> Froz
     except (OSError, SafetensorError) as error:
         raise ModelError(f"cannot read '{path}': {error}") from error
     here = parameter_choices(network)
-    choices = {tensor.tensor: tensor.choice for tensor in plan if tensor.tensor in here}
+    choices = {entry.tensor: entry.choice for entry in plan if entry.tensor in here}
     loaded = {name: restore(name, stored, tensors, choices.get(name)) for name, stored in described.items()}
     config = dict(content.mapping("config").content)
     result = copy.deepcopy(network)
     result.load_state_dict(loaded)
-    read = {(tensor.tensor, _kind(tensor.choice)): tensor.choice for tensor in plan}
+    read = {(entry.tensor, _kind(entry.choice)): entry.choice for entry in plan}
     for node in result.graph.nodes:
         quantizer = module_of(result, node)
         if isinstance(quantizer, BlockFakeQuantizer):
@@ -270,8 +270,8 @@ def _check_plan(network: FrozenNetwork, plan: QuantizationPlan) -> None:
 
 def _kinds(plan: QuantizationPlan) -> dict[str, list[Any]]:
     kinds: dict[str, list[Any]] = {}
-    for tensor in plan:
-        kinds.setdefault(tensor.tensor, []).append(_kind(tensor.choice))
+    for entry in plan:
+        kinds.setdefault(entry.tensor, []).append(_kind(entry.choice))
     return kinds
 
 
@@ -319,7 +319,7 @@ def store(name: str, values: torch.Tensor, choice: Choice | None) -> tuple[Store
         parts = {BLOCK_SCALES: torch.from_numpy(packed.scales)}
         if packed.tensor_scale is not None:
             parts[TENSOR_SCALE] = torch.tensor(packed.tensor_scale)
-        tensors = {name: torch.from_numpy(packed.codes), **{f"{name}.{part}": array for part, array in parts.items()}}
+        tensors = {name: torch.from_numpy(packed.codes), **{f"{name}.{part}": held for part, held in parts.items()}}
         stored = Stored("packed", choice.format, array.shape, "float32", tuple(parts))
     elif isinstance(choice, FloatChoice) and choice.is_scaled:
         scale = torch.from_numpy(float_scale(choice, array.ndim))
@@ -338,12 +338,10 @@ def store(name: str, values: torch.Tensor, choice: Choice | None) -> tuple[Store
 def restore(name: str, stored: Stored, tensors: Mapping[str, torch.Tensor], choice: Choice | None) -> torch.Tensor:
     """Return the numbers that were stored. A ModelError names a tensor that is not as the file describes it."""
     if stored.kind == "float":
-        packed = tensors[name]
-        if tuple(packed.shape) != stored.shape:
-            raise ModelError(
-                f"tensor '{name}' of the file has the shape {tuple(packed.shape)}, expected {stored.shape}"
-            )
-        return packed.to(getattr(torch, stored.dtype))
+        plain = tensors[name]
+        if tuple(plain.shape) != stored.shape:
+            raise ModelError(f"tensor '{name}' of the file has the shape {tuple(plain.shape)}, expected {stored.shape}")
+        return plain.to(getattr(torch, stored.dtype))
     try:
         if isinstance(choice, BlockChoice):
             array = _decode_blocks(name, stored, tensors, choice)

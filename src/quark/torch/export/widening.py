@@ -32,18 +32,18 @@ def widen_weights(
     kinds = {str(node.name): node.op_type for node in model.graph}
     names: list[str] = []
 
-    def widened(tensor: TensorChoice) -> TensorChoice:
-        choice = tensor.choice
-        is_read = any(kinds.get(reader.node) in operators for reader in tensor.readers)
-        if tensor.role is not Role.WEIGHT or not isinstance(choice, AffineChoice) or not is_read:
-            return tensor
-        value = model.graph.initializers.get(tensor.tensor)
+    def widened(entry: TensorChoice) -> TensorChoice:
+        choice = entry.choice
+        is_read = any(kinds.get(reader.node) in operators for reader in entry.readers)
+        if entry.role is not Role.WEIGHT or not isinstance(choice, AffineChoice) or not is_read:
+            return entry
+        value = model.graph.initializers.get(entry.tensor)
         array = constant(value)
         if choice.format not in WIDER or value is None or array is None:
-            return tensor
-        value.const_value = ir.tensor(rounded(array, choice).astype(array.dtype, copy=False), name=tensor.tensor)
-        names.append(tensor.tensor)
-        return replace(tensor, choice=replace(choice, format=WIDER[choice.format]))
+            return entry
+        value.const_value = ir.tensor(rounded(array, choice).astype(array.dtype, copy=False), name=entry.tensor)
+        names.append(entry.tensor)
+        return replace(entry, choice=replace(choice, format=WIDER[choice.format]))
 
     tensors = tuple(map(widened, plan.tensors))
     return replace(plan, tensors=tensors), names

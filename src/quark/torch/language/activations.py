@@ -15,7 +15,7 @@ from quark.torch.train.quantizers import AffineQuantizer, BlockFakeQuantizer, Dy
 
 
 def quantizer_of(spec: TensorSpec, range_: TensorRange | None, name: str) -> nn.Module:
-    """The module that quantizes an activation; `found` is its range, for types that need one."""
+    """The module that quantizes an activation; `range_` is its range, for types that need one."""
     if isinstance(spec, BlockSpec):
         return BlockFakeQuantizer(name, Role.ACTIVATION, BlockChoice(spec.quantizer, -1, spec.to_bfloat16_first))
     if isinstance(spec, DynamicSpec):

@@ -70,7 +70,7 @@ def scaled_groups(work: LayerWork, named: Sequence[NamedGroup] = ()) -> Found:
     if key not in known:  # the layers of a model are alike
         known[key] = _find(work, named)
     groups, left = known[key]
-    return groups, tuple(SkippedNode(work.full_name(node.node), node.op_type, node.reason) for node in left)
+    return groups, tuple(SkippedNode(work.full_name(skipped.node), skipped.op_type, skipped.reason) for skipped in left)
 
 
 def divide(work: LayerWork, group: ScaledGroup, scales: Array) -> None:
@@ -129,15 +129,15 @@ def _find(work: LayerWork, named: Sequence[NamedGroup]) -> Found:
     left: list[SkippedNode] = []
     wanted = [_checked(work, group) for group in named]
     wanted = wanted or [NamedGroup(group.source, group.linears, "") for group in work.groups]
-    for batch in wanted:
-        group = probe.group(batch)
-        if isinstance(group, ScaledGroup):
-            groups.append(group)
+    for named_group in wanted:
+        result = probe.group(named_group)
+        if isinstance(result, ScaledGroup):
+            groups.append(result)
         elif named:
-            words = f"scaling_layers with prev_op '{batch.source}' and {list(batch.linears)}"
-            raise UnsupportedOptionError(f"{words}: {group}")
+            words = f"scaling_layers with prev_op '{named_group.source}' and {list(named_group.linears)}"
+            raise UnsupportedOptionError(f"{words}: {result}")
         else:
-            left += [SkippedNode(path, "Linear", group) for path in batch.linears]
+            left += [SkippedNode(path, "Linear", result) for path in named_group.linears]
     return tuple(groups), tuple(left)
 
 
@@ -195,7 +195,7 @@ class _Probe:
         ((_, plain),) = run_to(self.work.layer, self.call, self.hidden, [target])
         with self._hooked({source: factors}, {}):
             ((_, scaled),) = run_to(self.work.layer, self.call, self.hidden, [target])
-        plain, scaled = (value.reshape(-1, value.shape[-1]).double() for value in (plain, scaled))
+        plain, scaled = (array.reshape(-1, array.shape[-1]).double() for array in (plain, scaled))
         rows = plain.abs().argmax(dim=0, keepdim=True)
         ratio = (scaled.gather(0, rows) / plain.gather(0, rows))[0]
         places = ((ratio - 1) * last).round()

@@ -1,4 +1,4 @@
-"""Correlations of the inputs of linear layers, which algorithms need of the data."""
+"""Correlations of the inputs of linear layers, for the algorithms that need them."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class QuantizedLinear(nn.Module):
             return None
         assert self.weight_scale is not None
         assert self.weight_zero_point is not None
-        scale, zero_point = (value.cpu().numpy() for value in (self.weight_scale, self.weight_zero_point))
+        scale, zero_point = (parameter.cpu().numpy() for parameter in (self.weight_scale, self.weight_zero_point))
         axis, group_size = granularity(self.spec)
         return AffineParameters(scale, zero_point, self.spec.integer, axis, group_size)
 

@@ -204,12 +204,12 @@ class _Loader:
                 is_transposed = path in self.transposed and name == "weight"
                 shape = tuple(value.shape[::-1] if is_transposed else value.shape)
                 kind = None if value.is_floating_point() else value.dtype
-                arrays = self._tensors(path, {name: (kind, shape)})[name].to(self.device)
-                arrays = arrays.T.contiguous() if is_transposed else arrays
+                tensor = self._tensors(path, {name: (kind, shape)})[name].to(self.device)
+                tensor = tensor.T.contiguous() if is_transposed else tensor
                 if name in module._parameters:
-                    module._parameters[name] = nn.Parameter(arrays, requires_grad=False)
+                    module._parameters[name] = nn.Parameter(tensor, requires_grad=False)
                 else:
-                    module._buffers[name] = arrays
+                    module._buffers[name] = tensor
         if head is None or isinstance(model.get_submodule(head), QuantizedLinear):
             return
         if f"{head}.weight" not in self.checkpoint.entries:  # tied to the embedding

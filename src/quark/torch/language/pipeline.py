@@ -98,14 +98,14 @@ class LayerWork(ModelWork):
         quantized one, before their own quantizers. What was rounded before is taken into account."""
         assert self.streams is not None
         exact = self.streams.exact
-        for number, (index, hidden) in enumerate(zip(self.calls, self.streams.seen, strict=True)):
+        for number, (layer_call, hidden) in enumerate(zip(self.calls, self.streams.seen, strict=True)):
             kept = self.streams.kept[number]
-            seen = {path: self.turned(path, rows(x, kept)) for path, x in run_to(self.layer, index, hidden, paths)}
+            seen = {path: self.turned(path, rows(x, kept)) for path, x in run_to(self.layer, layer_call, hidden, paths)}
             if exact is None:
                 yield {path: (None, seen[path]) for path in paths}
                 continue
             # before anything is rounded, the layer is its own float copy
-            tensors = run_to(self.exact_layer or self.layer, index, exact[number], paths)
+            tensors = run_to(self.exact_layer or self.layer, layer_call, exact[number], paths)
             yield {path: (self.turned(path, rows(x, kept)), seen[path]) for path, x in tensors}
 
     def quantized_input(self, path: str, values: Rows) -> Rows:
@@ -191,7 +191,7 @@ def check_settings(model: nn.Module, architecture: Architecture, settings: Setti
         raise UnsupportedOptionError(
             f"algo_config asks for {missing[0].replace('_', ' ')}, which is not for language models; leave it out"
         )
-    blind = [value for value in NEED_DATA if settings.options_of(value) is not None and not has_data]
+    blind = [folder for folder in NEED_DATA if settings.options_of(folder) is not None and not has_data]
     if blind:
         raise InvalidValueError(
             f"algo_config asks for {blind[0].replace('_', ' ')}, which looks at what layers read, and there is no "
@@ -226,7 +226,9 @@ def check_layers(model: nn.Module, architecture: Architecture, settings: Setting
             f"no linear layer of {type(model).__name__} is to be quantized: look at the types and at exclude"
         )
     for name, spec in wanted.items():
-        if not has_data and any(value is not None and is_measured(value) for value in (spec.activation, spec.output)):
+        if not has_data and any(
+            tensor_spec is not None and is_measured(tensor_spec) for tensor_spec in (spec.activation, spec.output)
+        ):
             raise InvalidValueError(
                 f"'{name}' has a static scale for what it reads or returns, and there is no data: pass token ids, use "
                 "is_dynamic=True, or quantize weights alone"
@@ -278,12 +280,12 @@ def _warn_of_others(model: nn.Module, architecture: Architecture) -> None:
 
 def follows_float(settings: Settings) -> bool:
     """True if a feature needs to know what the float network has before a layer."""
-    return any(getattr(option, "needs_exact_inputs", False) for option in options_in_use(settings))
+    return any(getattr(options, "needs_exact_inputs", False) for options in options_in_use(settings))
 
 
 def layers_path(settings: Settings) -> str:
     """The path of the list of layers that algorithms name; empty if it is to be found."""
-    paths = {getattr(paths, "decoder_layers", "") for paths in options_in_use(settings)} - {""}
+    paths = {getattr(options, "decoder_layers", "") for options in options_in_use(settings)} - {""}
     if len(paths) > 1:
         raise InvalidValueError(f"model_decoder_layers: algorithms name different ones, {', '.join(sorted(paths))}")
     return next(iter(paths), "")
@@ -428,8 +430,8 @@ def _measure(work: LayerWork, specs: Mapping[str, Any], *, is_output: bool) -> d
         paths = [path for path, observer in observers.items() if not is_second or observer.needs_second_pass]
         if not paths:
             break
-        for number, (index, hidden) in enumerate(zip(work.calls, work.streams.seen, strict=True)):
-            for path, x in run_to(work.layer, index, hidden, paths, is_output=is_output):
+        for number, (layer_call, hidden) in enumerate(zip(work.calls, work.streams.seen, strict=True)):
+            for path, x in run_to(work.layer, layer_call, hidden, paths, is_output=is_output):
                 values = rows(x, work.streams.kept[number])
                 values = values if is_output else work.turned(path, values)
                 show(observers[path], specs[path], values[None], is_second)

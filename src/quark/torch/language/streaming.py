@@ -196,7 +196,7 @@ class _SourceModel:
         for path, module in self.model.get_submodule(top).named_modules():
             buffers = {k: v for k, v in module._buffers.items() if k not in module._non_persistent_buffers_set}
             for leaf, value in {**module._parameters, **buffers}.items():
-                name = ".".join(value for value in (top, path, leaf) if value)
+                name = ".".join(part for part in (top, path, leaf) if part)
                 if value is not None and (value.device.type == "meta" or leaf in buffers):
                     missing.append(name)
         return missing

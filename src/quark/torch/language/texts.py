@@ -44,11 +44,11 @@ def pieces(ids: torch.Tensor, length: int, count: int | None = None) -> list[tor
     [[[0, 1]], [[6, 7]]]
     """
     length = min(length, len(ids))
-    value = list(ids[: len(ids) // length * length].reshape(-1, 1, length))
-    if count is None or count >= len(value):
-        return value
-    chosen = np.linspace(0, len(value) - 1, count).round().astype(int)
-    return [value[index] for index in chosen]
+    parts = list(ids[: len(ids) // length * length].reshape(-1, 1, length))
+    if count is None or count >= len(parts):
+        return parts
+    chosen = np.linspace(0, len(parts) - 1, count).round().astype(int)
+    return [parts[index] for index in chosen]
 
 
 def perplexity(model: nn.Module, batches: Sequence[torch.Tensor]) -> float:

@@ -340,7 +340,7 @@ class CompressedLayout(WeightLayout):
             zero_point = _from_stream(stored.T, bits, shape[0]).T if stored.dtype == np.int32 else stored
         shift = 0 if spec.integer.signed else 1 << (bits - 1)
         narrow = np.dtype(np.int8 if spec.integer.signed else np.uint8)
-        codes, zero_point = ((value.astype(np.int16) + shift).astype(narrow) for value in (codes, zero_point))
+        codes, zero_point = ((array.astype(np.int16) + shift).astype(narrow) for array in (codes, zero_point))
         whole = _parameter_shape(self, spec, shape)
         return _dequantized(_parameters(spec, scale.reshape(whole), zero_point.reshape(whole)), codes)
 

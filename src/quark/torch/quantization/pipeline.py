@@ -101,9 +101,9 @@ def quantize_network(
         "algorithms": algorithms,
         "config": settings.config,
         "operations": decision.operations,
-        "specs": {tensor.quantizer: tensor.request.spec for tensor in chosen if tensor.request.role is Role.ACTIVATION},
-        "repeated": tuple(tensor for tensor in chosen if tensor.is_repeated),
-        "derived_biases": tuple(tensor for tensor in final if is_derived_bias(tensor.role, tensor.choice)),
+        "specs": {entry.quantizer: entry.request.spec for entry in chosen if entry.request.role is Role.ACTIVATION},
+        "repeated": tuple(entry for entry in chosen if entry.is_repeated),
+        "derived_biases": tuple(entry for entry in final if is_derived_bias(entry.role, entry.choice)),
     }
     quantized: QuantizedNetwork = with_state(network, QuantizedNetwork, state)
     facts, state = data_facts(batches, loader, settings.seed), quantized.state_dict()
@@ -121,13 +121,13 @@ def _refuse_what_needs_modules(settings: Settings) -> None:
             "graph; leave it out, or export the model to ONNX and use quark.onnx"
         )
     layers = [settings.specs, *settings.by_type.values(), *settings.by_name.values()]
-    specs = [value for layer in layers if layer is not None for value in (layer.activation, layer.output)]
+    specs = [spec for layer in layers if layer is not None for spec in (layer.activation, layer.output)]
     if any(isinstance(spec, DynamicSpec) and spec.is_per_row for spec in specs):
         raise UnsupportedOptionError(
             "is_dynamic with per_channel, a scale for each token, is carried out on causal language models of Hugging "
             "Face, and this model is quantized on its graph, where a tensor has one scale at run time; use per_tensor"
         )
-    specs += [value for layer in layers if layer is not None for value in (layer.weight, layer.bias)]
+    specs += [spec for layer in layers if layer is not None for spec in (layer.weight, layer.bias)]
     if any(isinstance(spec, FloatSpec) and spec.is_dynamic for spec in specs):
         raise UnsupportedOptionError(
             "fp8 with is_dynamic, a scale found at run time, is carried out on causal language models of Hugging Face, "
@@ -141,6 +141,7 @@ def _refuse_what_needs_modules(settings: Settings) -> None:
 
 
 def _is_empty(loader: Any) -> bool:
+    """True if the loader has a length and that is 0; generators have none."""
     return isinstance(loader, Sized) and len(loader) == 0
 
 
@@ -244,7 +245,7 @@ class ModelQuantizer:
         `keep_excluded_layers_as_original_model_state` asks for. `device` is one device, the CPU where None.
         """
         devices = list(device) if isinstance(device, (list, tuple)) else [*legacy_device_args, device]
-        given = [device for device in devices if device is not None]
+        given = [chosen for chosen in devices if chosen is not None]
         if len(given) > 1:
             raise UnsupportedOptionError(f"device {given}: layers follow each other on one device; give one")
         for name, value in (("weight_converters", weight_converters), ("presharded_weights", presharded_weights)):

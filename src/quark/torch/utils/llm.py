@@ -116,14 +116,14 @@ def _text(name: str, tokens: int) -> str:
     except ImportError as error:
         raise MissingDependencyError("datasets is not installed: pip install datasets, or name a text file") from error
     path, configuration, split, column = _DATASETS[name]
-    found: list[str] = []
+    texts: list[str] = []
     count = 0
     for row in load_dataset(path, configuration, split=split):
-        found.append(row[column])
+        texts.append(row[column])
         count += len(row[column])
         if count > 8 * tokens:  # a token has four to five characters
             break
-    return "\n\n".join(found)
+    return "\n\n".join(texts)
 
 
 def check_compatibility_before_quantization(model: nn.Module, raise_on_error: bool = False) -> bool:

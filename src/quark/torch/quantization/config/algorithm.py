@@ -537,7 +537,7 @@ def _norm_groups(layers: Any) -> dict[str, Any]:
     """`scaling_layers` of RotationConfig as the groups of the first layer, of the others, and behind the last."""
     if layers is None:
         return {}
-    if not isinstance(layers, Mapping) or not all(isinstance(layer, Sequence) for layer in layers.values()):
+    if not isinstance(layers, Mapping) or not all(isinstance(entries, Sequence) for entries in layers.values()):
         raise InvalidValueError(
             f"scaling_layers of algorithm 'rotation': expected lists by {', '.join(_LAYER_GROUPS)}, got {layers!r}"
         )

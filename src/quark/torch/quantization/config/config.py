@@ -254,7 +254,7 @@ class Config:
             static = [
                 layer
                 for layer in layers
-                if any(isinstance(value, AffineSpec) for value in (layer.activation, layer.output))
+                if any(isinstance(spec, AffineSpec) for spec in (layer.activation, layer.output))
             ]
             weights = [layer.weight for layer in static]  # equalization helps where all channels have one scale
             has_uneven_channels = any(isinstance(weight, AffineSpec) and weight.has_one_scale for weight in weights)
@@ -264,7 +264,7 @@ class Config:
             features = (
                 {"compensation": CompensationOptions(sample_limit=_COMPENSATION_SAMPLES)} if is_compensated else {}
             )
-        given = [value for layer in layers for value in (layer.activation, layer.output, layer.weight, layer.bias)]
+        given = [spec for layer in layers for spec in (layer.activation, layer.output, layer.weight, layer.bias)]
         others = [
             spec
             for spec in given
@@ -378,7 +378,7 @@ class Config:
             "exclude": list(self.exclude),
             "algo_config": None
             if self.algo_config is None
-            else [algorithm_dict(config) for config in self.algo_config],
+            else [algorithm_dict(algorithm) for algorithm in self.algo_config],
             "layer_type_quant_config": by_type,
             "layer_quant_config": by_name,
             "quant_mode": self.quant_mode.name,
@@ -406,7 +406,7 @@ class Config:
                 for key, config in (known.get(name) or {}).items()
             }
         by_type = known["layer_type_quant_config"]
-        known["layer_type_quant_config"] = {getattr(nn, key, key): each for key, each in by_type.items()}
+        known["layer_type_quant_config"] = {getattr(nn, key, key): config for key, config in by_type.items()}
         if known.get("algo_config") is not None:
             known["algo_config"] = [AlgoConfig.from_dict(algorithm) for algorithm in known["algo_config"]]
         if "quant_mode" in known:

@@ -50,12 +50,12 @@ class DataTypeSpec(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the choices as JSON can hold them."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Any:
         """Read what `to_dict` wrote; missing choices get their defaults."""
-        known = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         for key in data:
             if key not in known:
                 raise unknown_name(f"field of {cls.__name__}", key, known)

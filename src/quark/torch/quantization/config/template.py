@@ -117,7 +117,7 @@ ALGORITHMS: Mapping[str, str] = {
 }
 
 # arguments of LLMTemplate before there was `algorithm_configs`
-_FORMER = {**{each: each for each in ALGORITHMS}, "smooth_quant": "smoothquant", "auto_smooth_quant": "autosmoothquant"}
+_FORMER = {**{name: name for name in ALGORITHMS}, "smooth_quant": "smoothquant", "auto_smooth_quant": "autosmoothquant"}
 
 _KEYS_AND_VALUES = ("*k_proj", "*v_proj")
 
@@ -155,8 +155,8 @@ class LLMTemplate:
         self.f2f_weight_converters = f2f_weight_converters
         for name in former:
             if name.removesuffix("_config") not in _FORMER:
-                raise unknown_name("argument of LLMTemplate", name, [f"{each}_config" for each in _FORMER])
-        named = {_FORMER[name.removesuffix("_config")]: each for name, each in former.items()}
+                raise unknown_name("argument of LLMTemplate", name, [f"{argument}_config" for argument in _FORMER])
+        named = {_FORMER[name.removesuffix("_config")]: config for name, config in former.items()}
         given = _by_lower_name({**named, **(algorithm_configs or {})})
         self.algo_config: dict[str, AlgoConfig | None] = {**dict.fromkeys(ALGORITHMS), **given}
 
@@ -269,14 +269,14 @@ class LLMTemplate:
 
         def base(name: str) -> QuantizationConfig:
             paths = (name, f"model.layers.0.self_attn.{name.lstrip('*.')}")
-            found = (own for pattern, own in layers.items() if any(fnmatch(path, pattern) for path in paths))
-            return next(found, None) or self._layers(scheme)
+            matching = (own for pattern, own in layers.items() if any(fnmatch(path, pattern) for path in paths))
+            return next(matching, None) or self._layers(scheme)
 
         return {name: replace(base(name), output_tensors=spec) for name in self.kv_layers_name}
 
 
 def _by_lower_name(configs: Mapping[str, AlgoConfig | None] | None) -> dict[str, AlgoConfig]:
-    by_name = {name.lower(): by_name for name, by_name in (configs or {}).items() if by_name is not None}
+    by_name = {name.lower(): config for name, config in (configs or {}).items() if config is not None}
     for name in by_name:
         if name not in ALGORITHMS:
             raise unknown_name("algorithm", name, ALGORITHMS)

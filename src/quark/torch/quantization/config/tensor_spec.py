@@ -340,7 +340,7 @@ def _integer_problems(spec: QuantizationSpec) -> Iterator[str]:
     if observer is PlaceholderObserver:
         yield "PlaceholderObserver finds no range, and integers need one; use PerTensorMinMaxObserver or leave it out"
     if scheme not in observer.schemes:
-        possible = " or ".join(scheme.name for scheme in observer.schemes)
+        possible = " or ".join(other.name for other in observer.schemes)
         yield f"{observer.__name__} with qscheme {scheme.name}: it serves {possible}; change one of the two"
     if scheme is QSchemeType.per_channel and spec.ch_axis is None:
         yield "qscheme per_channel without ch_axis: give the axis of the channels, 0 for weights of Conv2d or Linear"
@@ -452,7 +452,7 @@ def _scaled_float_problems(spec: QuantizationSpec) -> Iterator[str]:
     if observer.method != MinMax() or observer.algorithm is not None or observer.is_power_of_two:
         yield f"{observer.__name__}: the scale of an 8-bit float comes from the largest magnitude; use min_max"
     if scheme not in observer.schemes:
-        possible = " or ".join(scheme.name for scheme in observer.schemes)
+        possible = " or ".join(other.name for other in observer.schemes)
         yield f"{observer.__name__} with qscheme {scheme.name}: it serves {possible}; change one of the two"
     if scheme is QSchemeType.per_channel and spec.ch_axis is None:
         yield "qscheme per_channel without ch_axis: give the axis of the channels, 0 for weights of Linear"

@@ -162,13 +162,13 @@ class PerTensorObserver(ObserverBase):
             self._kept.append(flat.copy())
 
     def calculate_qparams(self) -> Parameters:
-        found = self._range()
-        lowest, highest = np.array([found.lowest], np.float32), np.array([found.highest], np.float32)
-        return as_tensors(*qparams(self._affine(), lowest, highest, found.position), self.device)
+        range_ = self._range()
+        lowest, highest = np.array([range_.lowest], np.float32), np.array([range_.highest], np.float32)
+        return as_tensors(*qparams(self._affine(), lowest, highest, range_.position), self.device)
 
     def _extremes(self) -> tuple[Any, Any]:
-        found = self._range()
-        return np.array([found.lowest], np.float32), np.array([found.highest], np.float32)
+        range_ = self._range()
+        return np.array([range_.lowest], np.float32), np.array([range_.highest], np.float32)
 
     def _range(self) -> TensorRange:
         if not self._has_observed:
