@@ -76,7 +76,7 @@ class GlobalProfiler:
             self.steps.append((name, seconds))
             _LOG.info("%s: %.1f s", name, seconds)
             if self.output_path is not None:
-                lines = [f"- step: {each!r}\n  seconds: {value:.3f}" for each, value in self.steps]
+                lines = [f"- step: {step!r}\n  seconds: {duration:.3f}" for step, duration in self.steps]
                 self.output_path.parent.mkdir(parents=True, exist_ok=True)
                 with complete(self.output_path) as temporary:
                     temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")

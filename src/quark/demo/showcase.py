@@ -113,7 +113,7 @@ def showcase(presets: Iterable[str] = PRESETS) -> Iterator[Row]:
 
 def _calibration(training: Digits) -> list[dict[str, NDArray[np.float32]]]:
     chosen = training.images[np.linspace(0, len(training) - 1, CALIBRATION_COUNT).astype(int)]
-    return [{"input": part} for part in np.split(chosen, CALIBRATION_COUNT // CALIBRATION_BATCH)]
+    return [{"input": batch} for batch in np.split(chosen, CALIBRATION_COUNT // CALIBRATION_BATCH)]
 
 
 def _named_digits(model: onnx.ModelProto, digits: Digits) -> NDArray[np.int64]:
@@ -131,7 +131,7 @@ def _packed_bytes(result: QuantizedModel) -> int:
 
 def _bits(report: Report, role: Role) -> float | None:
     """Return the bits of most tensors of a role."""
-    choices = [tensor.choice for tensor in report.plan if tensor.role is role]
+    choices = [entry.choice for entry in report.plan if entry.role is role]
     formats = [
         choice.quantizer.format if isinstance(choice, BlockChoice) else FORMATS[choice.format] for choice in choices
     ]

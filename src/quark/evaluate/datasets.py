@@ -295,7 +295,7 @@ def _read_labels(path: Path, images: list[Path]) -> dict[str, str]:
             raise InvalidValueError(
                 f"labels file '{path}' has {len(classes)} lines for {len(images)} images: without names, one line each"
             )
-        if not all(SYNSET.fullmatch(cls) for cls in classes):
+        if not all(SYNSET.fullmatch(label) for label in classes):
             raise InvalidValueError(
                 f"labels file '{path}' has bare numbers, whose order is unknown: expected lines such as n01440764, or "
                 f"'NAME 0' with the number of the class"
@@ -306,13 +306,13 @@ def _read_labels(path: Path, images: list[Path]) -> dict[str, str]:
     if missing:
         raise InvalidValueError(f"labels file '{path}' says nothing of '{missing[0]}' ({len(missing)} images in all)")
     folders = {}
-    for image_file in images:
-        label = by_stem[image_file.stem]
+    for image in images:
+        label = by_stem[image.stem]
         if label.isdecimal() and len(label) < 10 and int(label) < 100_000:
             label = f"{int(label):05d}"  # padded, so that folders sort in the order of the classes
         elif not SYNSET.fullmatch(label):
             raise InvalidValueError(
                 f"labels file '{path}': label '{label}' is neither a synset (n01440764) nor a number"
             )
-        folders[image_file.name] = label
+        folders[image.name] = label
     return folders

@@ -80,7 +80,7 @@ class Network:
         for start in range(0, count, fixed):
             numbers = np.arange(start, start + fixed)
             pieces.append(
-                self._run({name: input_[np.minimum(numbers, len(input_) - 1)] for name, input_ in inputs.items()})
+                self._run({name: array[np.minimum(numbers, len(array) - 1)] for name, array in inputs.items()})
             )
         return [np.concatenate(parts)[:count] for parts in zip(*pieces, strict=True)]
 

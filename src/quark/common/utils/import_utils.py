@@ -42,31 +42,31 @@ is_vllm_available = partial(_has, "vllm")
 
 def is_gguf_available_and_minimum_version(minimum_version: str = "0.10.0") -> bool:
     """True if the package gguf is there, of that version or newer."""
-    found = _version("gguf")
-    return found is not None and found >= version_numbers(minimum_version)
+    installed = _version("gguf")
+    return installed is not None and installed >= version_numbers(minimum_version)
 
 
 def is_package_lower_or_equal(package_name: str, target_version: str) -> bool:
     """True if the package is there, of that version or older."""
-    found = _version(package_name)
-    return found is not None and found <= version_numbers(target_version)
+    installed = _version(package_name)
+    return installed is not None and installed <= version_numbers(target_version)
 
 
 def is_transformers_version_higher_or_equal(target_version: str) -> bool:
     """True if transformers is there, of that version or newer."""
-    found = _version("transformers")
-    return found is not None and found >= version_numbers(target_version)
+    installed = _version("transformers")
+    return installed is not None and installed >= version_numbers(target_version)
 
 
 def is_transformers_version_lower(target_version: str) -> bool:
     """True if transformers is there and older than that."""
-    found = _version("transformers")
-    return found is not None and found < version_numbers(target_version)
+    installed = _version("transformers")
+    return installed is not None and installed < version_numbers(target_version)
 
 
 def _has_torch(least: str) -> bool:
-    found = _version("torch")
-    return found is not None and found >= version_numbers(least)
+    installed = _version("torch")
+    return installed is not None and installed >= version_numbers(least)
 
 
 is_torch_greater_or_equal_2_5 = partial(_has_torch, "2.5")

@@ -225,7 +225,7 @@ def run_op_variants(
     """Run a function under each context that is given, or once by itself, with the same seed each time, and return what
     it returns. The results must be equal to the last bit."""
     results = []
-    for context in [value for value in (stable_ctx, legacy_ctx) if value is not None] or [nullcontext()]:
+    for context in [ctx for ctx in (stable_ctx, legacy_ctx) if ctx is not None] or [nullcontext()]:
         with context:
             random.seed(seed)
             np.random.seed(seed)

@@ -104,7 +104,7 @@ class ArrayHeldOut:
 
     def __iter__(self) -> Iterator[Batch]:
         images, labels = (
-            value[self.processes.rank :: self.processes.count] for value in (self.arrays.images, self.arrays.labels)
+            array[self.processes.rank :: self.processes.count] for array in (self.arrays.images, self.arrays.labels)
         )
         for batch, classes in zip(*(torch.split(tensor, self.batch_size) for tensor in (images, labels)), strict=True):
             yield normalized(batch, self.preprocessing), classes
@@ -123,5 +123,5 @@ def moved(images: Tensor, shifts: Tensor, is_mirrored: Tensor) -> Tensor:
 
 def normalized(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Return images as normalized float32 [n, channels, height, width]."""
-    mean, std = (torch.tensor(value, device=images.device) for value in (preprocessing.mean, preprocessing.std))
+    mean, std = (torch.tensor(numbers, device=images.device) for numbers in (preprocessing.mean, preprocessing.std))
     return ((images.float() / preprocessing.divisor - mean) / std).permute(0, 3, 1, 2).contiguous()

@@ -89,9 +89,9 @@ def open_folders(root: Path) -> ImageFolders:
     )
     if val is None and (train or calib):
         raise InvalidValueError(f"data '{root}' has no folder val: expected images to judge by in val/CLASS")
-    classes = _classes(root, [value for value in (val or root, train, calib) if value])
+    classes = _classes(root, [folder for folder in (val or root, train, calib) if folder])
     held_out = _labelled(val or root, classes)
-    training, calibration = (None if value is None else _labelled(value, classes) for value in (train, calib))
+    training, calibration = (None if folder is None else _labelled(folder, classes) for folder in (train, calib))
     return ImageFolders(classes, held_out, calibration or training or held_out, training or calibration)
 
 

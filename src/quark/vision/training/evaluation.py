@@ -76,7 +76,7 @@ def evaluate_module(model: nn.Module, data: Iterable[Batch], processes: Processe
         parts.append((ranked(scores), right))
     model.train(was_training)
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else None
-    everyones = [value for value in processes.gathered(columns) if value is not None]
+    everyones = [part for part in processes.gathered(columns) if part is not None]
     if not everyones:
         raise InvalidValueError("no held-out samples: accuracy is undefined")
     best, labels = (_interleaved([best_and_labels[column] for best_and_labels in everyones]) for column in range(2))
