@@ -111,7 +111,7 @@ def test_refuses_what_is_no_card(card, where, value):
 
 
 def test_what_is_no_card_at_all_is_called_that():
-    with pytest.raises(InvalidValueError, match="no card in it"):
+    with pytest.raises(InvalidValueError, match="contains no card"):
         Card.from_dict({"name": "package"})
 
 

@@ -283,7 +283,7 @@ def test_more_layers_in_float_are_not_tried_where_the_verdict_is_ok_already(mode
     monkeypatch.setattr(Bench, "attempt", attempt_with)
     result = auto_quantize(model, calib, metric=metric_of([0.5, 1.0]))
     reasons = {row.name: row.reason for row in result.rows if row.outcome == "not tried"}
-    assert reasons[f"{FIRST}+BUDGET30"] == f"protection goes by the verdict, which is ok for {FIRST} already"
+    assert reasons[f"{FIRST}+BUDGET30"] == f"protection depends on the verdict, which is already ok for {FIRST}"
 
 
 def test_the_smallest_file_for_size(model, calib, tmp_path):
