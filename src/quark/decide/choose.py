@@ -61,7 +61,11 @@ def tensors_to_measure(placement: Placement) -> list[RangeKey]:
 
 def _measured_members(placement: Placement, tensor: str, spec: MeasuredSpec) -> list[RangeKey]:
     """The members of a tensor's group that determine the others' ranges; all members if none does."""
-    members = [(name, member) for name, member in placement.groups.members((tensor, spec)) if is_measured(member)]
+    members = [
+        (name, member_spec)
+        for name, member_spec in placement.groups.members((tensor, spec))
+        if is_measured(member_spec)
+    ]
     return [key for key in members if key[0] not in placement.derived] or members
 
 
@@ -114,11 +118,11 @@ def rechoose(
         if decision
     }
 
-    def renewed(tensor: TensorChoice) -> TensorChoice:
-        new = decided.get((tensor.tensor, tensor.readers[0]))
-        return tensor if new is None else replace(tensor, choice=new.choice, reason=new.reason)
+    def renewed(entry: TensorChoice) -> TensorChoice:
+        new = decided.get((entry.tensor, entry.readers[0]))
+        return entry if new is None else replace(entry, choice=new.choice, reason=new.reason)
 
-    return replace(plan, tensors=tuple(renewed(tensor) for tensor in plan))
+    return replace(plan, tensors=tuple(renewed(entry) for entry in plan))
 
 
 def is_derived_bias(request: Request) -> bool:
@@ -137,7 +141,7 @@ def check_overrides(names: Iterable[str], overrides: Iterable[TensorOverride]) -
 
 def unused_overrides(plan: QuantizationPlan, overrides: Iterable[TensorOverride]) -> list[str]:
     """A remark for every override that has no effect on the plan."""
-    used = {tensor.tensor for tensor in plan if tensor.reason.startswith(_OVERRIDDEN)}
+    used = {entry.tensor for entry in plan if entry.reason.startswith(_OVERRIDDEN)}
     unused = (override.tensor for override in overrides if override.tensor not in used)
     return [f"TensorQuantOverrides of '{name}': nothing reads it quantized with a scale of its own" for name in unused]
 
@@ -172,27 +176,27 @@ class _Chooser:
 
     def decide(self, request: Request) -> Decision | None:
         """The choice for one reader, or None if a bias has to stay float."""
-        spec, range_ = request.spec, None
+        spec, chosen = request.spec, None
         if request.consumer in self._kept:
             return Decision(request, *self._kept[request.consumer])
         if isinstance(spec, BlockSpec):
-            range_ = self._block(request, spec)
+            chosen = self._block(request, spec)
         elif isinstance(spec, FloatSpec):
-            range_ = self._float(request, spec)
+            chosen = self._float(request, spec)
         elif isinstance(spec, DynamicSpec):
-            range_ = DynamicChoice(spec.format), "found at run time"
+            chosen = DynamicChoice(spec.format), "found at run time"
         elif request.role is Role.ACTIVATION:
-            range_ = self._activation(request.tensor, spec)
+            chosen = self._activation(request.tensor, spec)
         elif request.role is Role.BIAS:
-            range_ = self._bias(request, spec)
+            chosen = self._bias(request, spec)
         elif (weight := self._weight(request.consumer)) is not None:
             where = "the tensor" if weight.axis is None else f"each channel of axis {weight.axis}"
             if weight.group_size is not None:
                 where = f"each group of {weight.group_size} along axis {weight.axis}"
-            range_ = weight, _reason(f"{spec.method} of {where}", self._overrides.get(request.tensor))
-        if range_ is None:
+            chosen = weight, _reason(f"{spec.method} of {where}", self._overrides.get(request.tensor))
+        if chosen is None:
             return None
-        ends, choice, reason = self._options.ends, *range_
+        ends, choice, reason = self._options.ends, *chosen
         if ends and ends.layer and request.consumer.node in self._ends:
             is_wider = request.spec in (ends.layer.activation, ends.layer.weight)
             reason += f"; {OPTION}" if is_wider else ""
@@ -224,8 +228,8 @@ class _Chooser:
             return quantizer.fixed(array.astype(np.float32, copy=False))
         if not spec.is_calibrated:
             return quantizer
-        range_ = self._ranges[request.tensor, spec]
-        reach = np.float32(max(-range_.lowest, range_.highest))
+        tensor_range = self._ranges[request.tensor, spec]
+        reach = np.float32(max(-tensor_range.lowest, tensor_range.highest))
         return replace(quantizer, tensor_scale=float(reach / np.float32(quantizer.format.reach)))
 
     def _float(self, request: Request, spec: FloatSpec) -> tuple[Choice, str]:
@@ -233,8 +237,8 @@ class _Chooser:
             return FloatChoice(spec.format, spec.is_saturating), _reason("cast", self._type_override(request))
         axis, node = None, self._nodes.get(request.consumer.node)
         if request.role is Role.ACTIVATION:
-            range_ = self._ranges[request.tensor, spec]
-            low, high = np.array([range_.lowest]), np.array([range_.highest])
+            tensor_range = self._ranges[request.tensor, spec]
+            low, high = np.array([tensor_range.lowest]), np.array([tensor_range.highest])
         else:
             constant = self._constant(request.tensor)
             channels = None if node is None else self._channels(node, request, spec, len(constant.shape))
@@ -282,19 +286,20 @@ class _Chooser:
             scales = "channel" if spec.group_size is None else "group"
             raise InvalidValueError(f"activation '{tensor}': {scales} scales, and activations have one")
         members = _measured_members(self._placement, tensor, spec)
-        range_ = combine_ranges([self._range(key) for key in members])
-        choice = choice_of_range(spec, range_, override, self._options.has_unsigned_relu)
+        tensor_range = combine_ranges([self._range(key) for key in members])
+        choice = choice_of_range(spec, tensor_range, override, self._options.has_unsigned_relu)
         least = self._least_softmax_scale(tensor, spec)
         if override is None and choice.scale[0] < least:
-            range_ = replace(range_, highest=range_.highest * least / choice.scale[0])
-            choice = choice_of_range(spec, range_, None, self._options.has_unsigned_relu)
-        if spec.learning is not None and not spec.integer.signed and range_.lowest < -choice.scale[0] / 2:
+            tensor_range = replace(tensor_range, highest=tensor_range.highest * least / choice.scale[0])
+            choice = choice_of_range(spec, tensor_range, None, self._options.has_unsigned_relu)
+        if spec.learning is not None and not spec.integer.signed and tensor_range.lowest < -choice.scale[0] / 2:
             raise InvalidValueError(
-                f"tensor '{tensor}' goes down to {range_.lowest:.3g}, and {spec.format} codes that learn begin at 0: "
-                f"give its layer int{spec.integer.bits} by layer_quant_config; unsigned types are for what a ReLU gives"
+                f"tensor '{tensor}' goes down to {tensor_range.lowest:.3g}, and {spec.format} codes that learn begin "
+                f"at 0: give its layer int{spec.integer.bits} by layer_quant_config; unsigned types are for what a "
+                "ReLU gives"
             )
         methods = dict.fromkeys(self._range(key).method or str(spec.method) for key in members)
-        reason = _reason(f"{' and '.join(methods)} {range_.lowest:.6g}..{range_.highest:.6g}", override)
+        reason = _reason(f"{' and '.join(methods)} {tensor_range.lowest:.6g}..{tensor_range.highest:.6g}", override)
         others = [name for name, _ in members if name != tensor]
         return choice, reason + (f", shared with {', '.join(others[:3])}" if others else "")
 
@@ -305,10 +310,10 @@ class _Chooser:
         scale, as flat distributions have in asymmetric 8 bits, all results would be zero.
         """
         least = 0.0
-        for name, member in self._placement.groups.members((tensor, spec)):
+        for name, member_spec in self._placement.groups.members((tensor, spec)):
             softmax = self._softmaxes.get(name)
             read = None if softmax is None else self._by_consumer.get(Reader(softmax.name, 0))
-            if softmax is None or read is None or not (_is_byte(member) and _is_byte(read.spec)):
+            if softmax is None or read is None or not (_is_byte(member_spec) and _is_byte(read.spec)):
                 continue
             shape = softmax.outputs[0].shape or (None,)
             axis = softmax.setting("axis", -1)
@@ -329,8 +334,8 @@ class _Chooser:
                 (low,), (high,) = constant.extremes()
                 self._of_tables[key] = TensorRange(float(low), float(high), method=_OF_TABLE)
             else:
-                range_ = range_of(constant.array(), spec.method, spec.integer, spec.is_symmetric)
-                self._of_tables[key] = replace(range_, method=_OF_TABLE)
+                tensor_range = range_of(constant.array(), spec.method, spec.integer, spec.is_symmetric)
+                self._of_tables[key] = replace(tensor_range, method=_OF_TABLE)
         return self._of_tables[key]
 
     def _weight(self, reader: Reader) -> AffineChoice | None:
@@ -477,12 +482,12 @@ def choices_before_clips(
     would change values.
     """
     after: dict[str, set[Choice]] = {}
-    for tensor in decided:
-        if tensor.role is Role.ACTIVATION:
-            after.setdefault(tensor.tensor, set()).update(
-                [tensor.choice] if tensor.first is None else [tensor.choice, tensor.first]
+    for entry in decided:
+        if entry.role is Role.ACTIVATION:
+            after.setdefault(entry.tensor, set()).update(
+                [entry.choice] if entry.first is None else [entry.choice, entry.first]
             )
-    tensors: dict[str, TensorChoice] = {}
+    before: dict[str, TensorChoice] = {}
     for pair in fused:
         choices = after.get(pair.output, set())
         choice = next(iter(choices)) if len(choices) == 1 else None
@@ -492,8 +497,8 @@ def choices_before_clips(
         if integer.bits <= 8 and choice.zero_point[0] != integer.qmin:
             reason = "the same as behind the activation, for an integer kernel"
             reader = Reader(pair.activation, 0)
-            tensors[pair.output] = TensorChoice(pair.tensor, Role.ACTIVATION, choice, (reader,), reason)
-    return tensors
+            before[pair.output] = TensorChoice(pair.tensor, Role.ACTIVATION, choice, (reader,), reason)
+    return before
 
 
 def _tensor_choice(decision: Decision) -> TensorChoice:
@@ -511,9 +516,9 @@ def _merged(decided: Iterable[TensorChoice], separate: frozenset[str]) -> tuple[
     integer kernel of the reader.
     """
     merged: dict[tuple[str, Role, Choice, Choice | None, Reader | None], TensorChoice] = {}
-    for tensor in decided:
-        apart = tensor.readers[0] if tensor.tensor in separate else None
-        key = (tensor.tensor, tensor.role, tensor.choice, tensor.first, apart)
+    for entry in decided:
+        apart = entry.readers[0] if entry.tensor in separate else None
+        key = (entry.tensor, entry.role, entry.choice, entry.first, apart)
         first = merged.get(key)
-        merged[key] = tensor if first is None else replace(first, readers=(*first.readers, *tensor.readers))
+        merged[key] = entry if first is None else replace(first, readers=(*first.readers, *entry.readers))
     return tuple(merged.values())

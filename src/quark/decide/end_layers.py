@@ -80,8 +80,8 @@ class EndLayers:
 
     def remark(self, plan: QuantizationPlan, first: Iterable[str], last: Iterable[str]) -> str:
         """A remark about the layers that have wider types in the plan because of this."""
-        kept = {reader.node for tensor in plan if tensor.reason.endswith(OPTION) for reader in tensor.readers}
-        kept |= {node.node for node in plan.skipped if node.reason.startswith(OPTION)}
+        kept = {reader.node for entry in plan if entry.reason.endswith(OPTION) for reader in entry.readers}
+        kept |= {entry.node for entry in plan.skipped if entry.reason.startswith(OPTION)}
         parts = [
             f"{word} {', '.join(layers)}"
             for word, names in (("first", first), ("last", last))
@@ -124,7 +124,8 @@ def last_layers(graph: Graph) -> list[str]:
 
 
 def _ends(ordered: Iterable[Node], neighbours: Callable[[Node], list[Node | None]]) -> list[str]:
-    """The layers with no other layer behind them in the direction of `neighbours`, whose nodes were visited before."""
+    """The layers with no other layer behind them in the direction of `neighbours`. In `ordered`, a node comes
+    after its neighbours."""
     has_layer: set[str] = set()  # nodes that are layers, or have one in that direction
     ends = []
     for node in ordered:

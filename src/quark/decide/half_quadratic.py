@@ -31,15 +31,15 @@ def refined(choice: AffineChoice, weight: Array) -> AffineChoice:
         return replace(whole, axis=choice.axis, group_size=None)
     groups = _groups(weight, choice.axis % weight.ndim, choice.group_size)
     integer = integer_format(choice.format)
-    scale, zero_point = (np.array(value, np.float32).reshape(-1, 1) for value in (choice.scale, choice.zero_point))
-    scale, zero_point = (_in_order_of_groups(value, weight, choice) for value in (scale, zero_point))
+    scale, zero_point = (np.array(numbers, np.float32).reshape(-1, 1) for numbers in (choice.scale, choice.zero_point))
+    scale, zero_point = (_in_order_of_groups(numbers, weight, choice) for numbers in (scale, zero_point))
     is_free = not integer.signed
     count = max(1, _CHUNK // choice.group_size)
     for start in range(0, len(groups), count):
         part = slice(start, start + count)
         refined_part = _refine(groups[part], scale[part], zero_point[part], integer.qmin, integer.qmax, is_free)
         scale[part], zero_point[part] = refined_part
-    scale, zero_point = (_in_order_of_groups(value, weight, choice, is_back=True) for value in (scale, zero_point))
+    scale, zero_point = (_in_order_of_groups(numbers, weight, choice, is_back=True) for numbers in (scale, zero_point))
     scales, zero_points = scale.astype(np.float64).ravel().tolist(), zero_point.astype(int).ravel().tolist()
     return AffineChoice(choice.format, tuple(scales), tuple(zero_points), choice.axis, choice.group_size)
 

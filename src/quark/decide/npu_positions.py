@@ -171,7 +171,7 @@ def limit_positions(
         for key in ties.members(move.key):
             movers.setdefault(key, {})[move.rule] = None
     rules = dict.fromkeys(zeros, _ZEROS) | {key: " and ".join(names) for key, names in movers.items()}
-    tensors = [part for tensor in plan for part in _moved(tensor, before, after, rules)]
+    tensors = [part for entry in plan for part in _moved(entry, before, after, rules)]
     op_types = {node.label: node.op_type for node in graph}
     left = [
         SkippedNode(
@@ -181,7 +181,7 @@ def limit_positions(
         )
         for violation in settlement.violations
     ]
-    roles = {key: tensor.role.value for tensor in plan for key, _ in _keys(tensor)}
+    roles = {key: entry.role.value for entry in plan for key, _ in _keys(entry)}
     changes = [
         f"{rules.get(key, _PRODUCT)} moved {roles[key]} {key.tensor} from {position} to {after[key]}"
         for key, position in before.items()
@@ -199,19 +199,19 @@ class _PlanQuantizers:
         self._read: dict[tuple[str, int], PositionKey] = {}
         self._written: dict[str, PositionKey] = {}
         different: set[PositionKey] = set()
-        for tensor in plan:
+        for entry in plan:
             # the position, if the scale is one power of two
-            position, choice = None, tensor.choice
+            position, choice = None, entry.choice
             if isinstance(choice, AffineChoice) and len(choice.scale) == 1 and choice.axis is None:
                 significand, exponent = math.frexp(choice.scale[0])
                 position = 1 - exponent if significand == 0.5 else None
-            for key, reader in _keys(tensor):
+            for key, reader in _keys(entry):
                 if position is None or self.positions.setdefault(key, position) != position:
                     different.add(key)
                 self._read[reader.node, reader.index] = key
                 if key.reader is None:
                     self._written[key.tensor] = key
-                elif tensor.role is Role.BIAS and getattr(tensor.choice, "format", "") == "int32":
+                elif entry.role is Role.BIAS and getattr(entry.choice, "format", "") == "int32":
                     self.product_biases.add(key)
         for key in different:
             self.positions.pop(key, None)
@@ -256,9 +256,9 @@ class _TiedPositions(MutableMapping[Hashable, int]):
         return len(self._positions)
 
 
-def _keys(tensor: TensorChoice) -> Iterator[tuple[PositionKey, Reader]]:
-    for reader in tensor.readers:
-        yield PositionKey(tensor.tensor, None if tensor.role is Role.ACTIVATION else reader), reader
+def _keys(entry: TensorChoice) -> Iterator[tuple[PositionKey, Reader]]:
+    for reader in entry.readers:
+        yield PositionKey(entry.tensor, None if entry.role is Role.ACTIVATION else reader), reader
 
 
 def _ties(graph: Graph, quantizers: _PlanQuantizers) -> Groups[PositionKey]:
@@ -276,18 +276,18 @@ def _ties(graph: Graph, quantizers: _PlanQuantizers) -> Groups[PositionKey]:
 
 
 def _moved(
-    tensor: TensorChoice, before: dict[PositionKey, int], after: dict[PositionKey, int], rules: dict[PositionKey, str]
+    entry: TensorChoice, before: dict[PositionKey, int], after: dict[PositionKey, int], rules: dict[PositionKey, str]
 ) -> Iterator[TensorChoice]:
     """The choice with its new scale; several choices if readers of a constant now want different ones."""
     parts: dict[tuple[int | None, str], list[Reader]] = {}
-    for key, reader in _keys(tensor):
+    for key, reader in _keys(entry):
         is_moved = key in before and before[key] != after[key]
         cause = f"{rules.get(key, _PRODUCT)} moved it from {before[key]} to {after[key]}" if is_moved else ""
         parts.setdefault((after[key] if is_moved else None, cause), []).append(reader)
     for (position, cause), readers in parts.items():
         if position is None:
-            yield replace(tensor, readers=tuple(readers))
+            yield replace(entry, readers=tuple(readers))
             continue
-        assert isinstance(tensor.choice, AffineChoice)
-        choice = replace(tensor.choice, scale=(scale_of_position(position),))
-        yield replace(tensor, choice=choice, readers=tuple(readers), reason=f"{tensor.reason}; {cause}")
+        assert isinstance(entry.choice, AffineChoice)
+        choice = replace(entry.choice, scale=(scale_of_position(position),))
+        yield replace(entry, choice=choice, readers=tuple(readers), reason=f"{entry.reason}; {cause}")

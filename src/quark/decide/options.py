@@ -141,7 +141,9 @@ class ChoiceOptions:
         if self.ends is not None:
             self.ends.check(self.default)
         layers = [self.default, *(spec for _, spec in (*self.by_op_type, *self.by_node))]
-        for spec in (value for layer in layers if layer for value in (layer.activation, layer.weight, layer.bias)):
+        for spec in (
+            tensor_spec for layer in layers if layer for tensor_spec in (layer.activation, layer.weight, layer.bias)
+        ):
             if self.is_trained or not isinstance(spec, AffineSpec) or not spec.is_power_of_two:
                 continue
             if not spec.is_symmetric:

@@ -140,7 +140,7 @@ def place(graph: Graph, options: ChoiceOptions, vanished: Iterable[str] = ()) ->
         tuple(_by_value(graph, requests) if options.is_trained else requests),
         placer.groups,
         tuple(placer.fused.values()),
-        tuple(sorted(skipped + captured + idle, key=lambda node: order[node.node])),
+        tuple(sorted(skipped + captured + idle, key=lambda entry: order[entry.node])),
         frozenset(placer.derived),
         *(options.ends.layers(graph) if options.ends else ()),
     )
@@ -245,14 +245,14 @@ class _Placer:
         return self._facts(node).kind is Kind.RECURRENT or self._has_table(node)
 
     def _tied_idle(self, idle: list[Node]) -> list[Node]:
-        """The embeddings among the nodes that share a table with a quantized product, and whose table would be stored
+        """The embeddings among the nodes that share a table with a quantized product; otherwise, it would be stored
         twice."""
         weight = self._options.default.weight
         tables = [node for node in idle if is_embedding(node)]
         if self._is_trained or not tables or not isinstance(weight, AffineSpec) or weight.group_size is not None:
             return []
         tied = tied_tables(self._graph)
-        return [node for node in tables if any(reader.name in self.specs for reader in tied.get(node.name, ()))]
+        return [node for node in tables if any(product.name in self.specs for product in tied.get(node.name, ()))]
 
     def place_inputs(self, node: Node) -> None:
         known, spec = self._facts(node), self.specs[node.name]
@@ -397,7 +397,7 @@ class _Placer:
         for node, index in value.readers:
             reader = Reader(node.name, index)
             if node.is_transparent:
-                yield from ((request, i, reader) for request, i, _ in self._readers(node.outputs[0]))
+                yield from ((consumer, i, reader) for consumer, i, _ in self._readers(node.outputs[0]))
             else:
                 yield node, index, reader
 
@@ -524,8 +524,8 @@ def _without_short_groups(node: Node, weight: TensorSpec | None) -> TensorSpec |
     )
 
 
-def _is_other_type(first: TensorSpec, other: TensorSpec) -> bool:
-    return type(first) is not type(other) or first.format != other.format
+def _is_other_type(first: TensorSpec, second: TensorSpec) -> bool:
+    return type(first) is not type(second) or first.format != second.format
 
 
 def _with_override(spec: TensorSpec, override: TensorOverride | None) -> TensorSpec:

@@ -58,30 +58,32 @@ class ChannelAxis:
 
 
 def choice_of_range(
-    spec: AffineSpec, range_: TensorRange, override: TensorOverride | None = None, has_unsigned_relu: bool = False
+    spec: AffineSpec, tensor_range: TensorRange, override: TensorOverride | None = None, has_unsigned_relu: bool = False
 ) -> AffineChoice:
     """The choice for a tensor with that range. `has_unsigned_relu`: a symmetric unsigned tensor that is never negative
     needs no codes below zero, so its zero point is 0 and its scale half as large."""
     integer = spec.integer
     if spec.learning is not None and spec.learning.algorithm is Algorithm.TQT:
-        threshold = max(-range_.lowest, range_.highest, _SMALLEST_THRESHOLD)
+        threshold = max(-tensor_range.lowest, tensor_range.highest, _SMALLEST_THRESHOLD)
         scale = math.ldexp(1.0, math.ceil(math.log2(threshold)) - integer.qmax.bit_length())
         return AffineChoice(integer.name, (scale,), (0,))
     if spec.learning is not None:
-        step = max(range_.highest / integer.qmax, float(np.finfo(np.float32).tiny))
+        step = max(tensor_range.highest / integer.qmax, float(np.finfo(np.float32).tiny))
         return AffineChoice(integer.name, (step,), (0,))
     # with powers of two, the smallest that does not clip the range
     if override is not None and override.range is not None:
         method = NonOverflow() if spec.is_power_of_two else MinMax()
-        range_ = range_of(np.array(override.range, np.float32), method, integer, spec.is_symmetric)
-    if has_unsigned_relu and range_.lowest >= 0 and spec.is_symmetric and not integer.signed:
-        if range_.position is not None:
-            return _overridden(AffineChoice(spec.format, (scale_of_position(range_.position + 1),), (0,)), override)
+        tensor_range = range_of(np.array(override.range, np.float32), method, integer, spec.is_symmetric)
+    if has_unsigned_relu and tensor_range.lowest >= 0 and spec.is_symmetric and not integer.signed:
+        if tensor_range.position is not None:
+            return _overridden(
+                AffineChoice(spec.format, (scale_of_position(tensor_range.position + 1),), (0,)), override
+            )
         spec = replace(spec, is_symmetric=False)
-    if spec.is_power_of_two and range_.position is not None:
+    if spec.is_power_of_two and tensor_range.position is not None:
         middle = 0 if integer.signed else 1 << (integer.bits - 1)
-        return _overridden(AffineChoice(integer.name, (scale_of_position(range_.position),), (middle,)), override)
-    low, high = np.array([range_.lowest]), np.array([range_.highest])
+        return _overridden(AffineChoice(integer.name, (scale_of_position(tensor_range.position),), (middle,)), override)
+    low, high = np.array([tensor_range.lowest]), np.array([tensor_range.highest])
     return _overridden(_of_ranges(spec, low, high, None), override)
 
 
@@ -130,7 +132,9 @@ def with_lowest_code(choice: AffineChoice, spec: AffineSpec, weight: Constant) -
     scale = np.where(scale < np.finfo(np.float32).tiny, np.array(choice.scale, np.float32), scale)
     full = replace(choice, scale=_floats(scale.astype(np.float32)))
     values = weight.array()
-    errors = [float(np.square(rounded(values, value) - values, dtype=np.float64).sum()) for value in (choice, full)]
+    errors = [
+        float(np.square(rounded(values, candidate) - values, dtype=np.float64).sum()) for candidate in (choice, full)
+    ]
     return full if errors[1] < errors[0] else choice
 
 
@@ -171,10 +175,10 @@ def _start_of_lsq(spec: AffineSpec, values: Array, channels: ChannelAxis | None)
 
 def combine_ranges(ranges: Sequence[TensorRange]) -> TensorRange:
     """One range for tensors that share a scale; it clips none of them."""
-    positions = [range_.position for range_ in ranges if range_.position is not None]
+    positions = [tensor_range.position for tensor_range in ranges if tensor_range.position is not None]
     return TensorRange(
-        min(range_.lowest for range_ in ranges),
-        max(range_.highest for range_ in ranges),
+        min(tensor_range.lowest for tensor_range in ranges),
+        max(tensor_range.highest for tensor_range in ranges),
         min(positions) if len(positions) == len(ranges) else None,
     )
 
@@ -236,7 +240,7 @@ def own_bias(spec: AffineSpec, bias: Array, override: TensorOverride | None = No
 
 
 def _of_ranges(spec: AffineSpec, low: Array, high: Array, channels: ChannelAxis | None) -> AffineChoice:
-    """Scales from ranges. If they are powers of two, the smallest ones that clip nothing more."""
+    """The choice for these ranges. Powers of two are rounded up, so that nothing more is clipped."""
     integer = spec.integer
     narrow = get_format(f"{'' if integer.signed else 'u'}int{integer.bits - spec.has_reduced_range}")
     low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
@@ -244,9 +248,9 @@ def _of_ranges(spec: AffineSpec, low: Array, high: Array, channels: ChannelAxis 
     axis, group_size = (None, None) if channels is None else (channels.axis, channels.group_size)
     scales = _floats(scale)
     if spec.has_int16_scale:
-        scales = tuple(int16_scale(scale) for scale in scales)
+        scales = tuple(int16_scale(number) for number in scales)
     elif spec.is_power_of_two:
-        scales = tuple(math.ldexp(1.0, math.ceil(math.log2(scale))) for scale in scales)
+        scales = tuple(math.ldexp(1.0, math.ceil(math.log2(number))) for number in scales)
     return AffineChoice(integer.name, scales, tuple(np.asarray(zero_point).tolist()), axis, group_size)
 
 
@@ -288,14 +292,14 @@ def _overridden(choice: AffineChoice, override: TensorOverride | None) -> Affine
     if override is None or (override.scale is None and override.zero_point is None):
         return choice
     scale = choice.scale if override.scale is None else override.scale
-    scale = tuple(float(factor) for factor in np.array(scale, np.float32))
+    scale = tuple(float(number) for number in np.array(scale, np.float32))
     zero_point = choice.zero_point if override.zero_point is None else override.zero_point
     subject, count = f"TensorQuantOverrides of '{override.tensor}'", len(choice.scale)
     if len(scale) != count or len(zero_point) != count:
         raise InvalidValueError(
             f"{subject}: {len(scale)} scales and {len(zero_point)} zero points, expected {count} of each"
         )
-    if not all(0 < factor < np.inf for factor in scale):
+    if not all(0 < number < np.inf for number in scale):
         raise InvalidValueError(f"{subject}: scale {scale}, expected finite numbers above zero")
     fmt = AffineSpec(choice.format).integer
     if not all(fmt.qmin <= code <= fmt.qmax for code in zero_point):

@@ -35,7 +35,7 @@ def searched(choice: AffineChoice, weight: Array, gram: Array | None = None) -> 
     """
     grid = _Grid(integer_format(choice.format))
     lines, size = _lines(choice, weight)
-    scale, zero_point = (_by_line(choice, value, weight.shape) for value in (choice.scale, choice.zero_point))
+    scale, zero_point = (_by_line(choice, numbers, weight.shape) for numbers in (choice.scale, choice.zero_point))
     scale = scale.astype(np.float32)
     blocks = None
     if gram is not None:
@@ -44,7 +44,7 @@ def searched(choice: AffineChoice, weight: Array, gram: Array | None = None) -> 
     for part in _parts(lines):
         groups = _padded(lines[part].astype(np.float32), size)
         scale[part], zero_point[part] = grid.search(groups, scale[part], zero_point[part], blocks)
-    scales, zeros = (_from_lines(choice, value, weight.shape) for value in (scale, zero_point))
+    scales, zeros = (_from_lines(choice, numbers, weight.shape) for numbers in (scale, zero_point))
     return AffineChoice(
         choice.format,
         tuple(scales.astype(np.float64).tolist()),
@@ -142,7 +142,7 @@ def _product(first: Array, second: Array, gram: Array | None) -> Array:
 def _shares(bits: int, size: int) -> tuple[float, ...]:
     if bits > max(_SHARES):
         return (1.0,)
-    row = min(share for share in _SHARES if share >= bits)
+    row = min(width for width in _SHARES if width >= bits)
     return _SHARES[row] + (_SHARES_OF_LONG if row == 4 and size > _LONG else ())
 
 

@@ -73,14 +73,14 @@ def named_nodes(graph: Graph, patterns: Iterable[str], option: str, vanished: It
     """The names of all nodes that a pattern matches, each with the pattern. A pattern without a match is an error,
     unless it is the name of a node that a rewrite removed (`vanished`)."""
     gone = [Node(name, "", None, aliases=(name,)) for name in vanished]
-    reasons: dict[str, str] = {}
+    matched: dict[str, str] = {}
     for pattern in patterns:
         named = graph.matching(pattern)
         if not named and not any(graph.matches(pattern, node) for node in (*graph, *gone)):
             known = list(dict.fromkeys(alias for node in graph for alias in node.aliases))
             raise unknown_name(f"{graph.word} ({option})", pattern, known)
-        reasons.update(dict.fromkeys(named, pattern))
-    return reasons
+        matched.update(dict.fromkeys(named, pattern))
+    return matched
 
 
 class _Selector:
@@ -226,7 +226,7 @@ class _Selector:
         if self._tied is None:
             self._tied = tied_tables(self._graph)
         tied = self._tied.get(node.name, ())
-        return any(not self.obstacle(node) and self.spec_of(node)[0] == layer for node in tied)
+        return any(not self.obstacle(product) and self.spec_of(product)[0] == layer for product in tied)
 
     def _why_no_table(self, node: Node) -> str:
         """The reason why a Gather stays in float if only its table could be quantized."""
@@ -313,13 +313,13 @@ def tied_tables(graph: Graph) -> dict[str, list[Node]]:
     """The products that have an embedding's table as their weight, possibly transposed, and sum over its rows; by the
     name of the embedding."""
     products = [(node, weight) for node in graph if (weight := node.input(1)) and node.op_type in ("Gemm", "MatMul")]
-    readers: dict[str, list[Node]] = {}
+    products_of: dict[str, list[Node]] = {}
     for embedding in filter(is_embedding, graph):
         table = embedding.input(0)
         tied = [node for node, weight in products if table is not None and _is_same_table(table, node, weight)]
         if tied:
-            readers[embedding.name] = tied
-    return readers
+            products_of[embedding.name] = tied
+    return products_of
 
 
 def _is_same_table(table: Value, product: Node, weight: Value) -> bool:
@@ -371,7 +371,7 @@ def _selected_op_types(options: ChoiceOptions, layer: LayerSpec) -> frozenset[st
         return frozenset(OPERATORS) | selection.extra_op_types
     if is_compute_only(options, layer):
         kinds = (Kind.COMPUTE, Kind.RECURRENT)
-        op_types = frozenset(name for name, op_types in OPERATORS.items() if op_types.kind in kinds)
+        op_types = frozenset(name for name, operator in OPERATORS.items() if operator.kind in kinds)
     elif options.target is Target.NPU_TRANSFORMER:
         op_types = TRANSFORMER_TYPES | RECURRENT_TYPES
     elif options.target is Target.NPU_CNN or not isinstance(layer.activation, AffineSpec):
@@ -385,7 +385,7 @@ def is_compute_only(options: ChoiceOptions, layer: LayerSpec) -> bool:
     """True if only products are quantized: block formats if placed so, dynamic and weight-only quantization, and
     weights in groups, whose products are summed in float."""
     if options.is_trained:
-        return not any(options.goes_everywhere(value) for value in (layer.activation, layer.output))
+        return not any(options.goes_everywhere(spec) for spec in (layer.activation, layer.output))
     if layer.activation is None or options.is_weights_only or isinstance(layer.activation, DynamicSpec):
         return True
     if has_groups(layer):

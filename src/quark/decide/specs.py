@@ -213,7 +213,7 @@ def words_of(layer: LayerSpec) -> str:
     >>> words_of(LayerSpec(AffineSpec("int16"), AffineSpec("int8")))
     'int16 activations, int8 weights'
     """
-    activation, weight = ("float" if value is None else value.format for value in (layer.activation, layer.weight))
+    activation, weight = ("float" if spec is None else spec.format for spec in (layer.activation, layer.weight))
     return activation if activation == weight else f"{activation} activations, {weight} weights"
 
 
