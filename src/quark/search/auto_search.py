@@ -386,9 +386,9 @@ class AutoSearch:
         best = self._best_of(list(stages[0].values()))
         fields, options, _ = split_config_levels(best)
         fields["include_fast_ft"] = True
-        fine = self._best_of([joined_levels(fields, options, level) for level in stages[1].values()])
-        self.logger.info("two stages: the best is %s", fine)
-        return fine
+        finetuned = self._best_of([joined_levels(fields, options, finetuning) for finetuning in stages[1].values()])
+        self.logger.info("two stages: the best is %s", finetuned)
+        return finetuned
 
     def _best_of(self, configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         distances = [self.runner(config) for config in configs]
@@ -433,12 +433,12 @@ class AutoSearch:
             sampler.tell(values, sign * score if math.isfinite(score) else math.inf)
             scores.append((sign * score if math.isfinite(score) else math.inf, values))
         self._raise_if_all_failed()
-        best = min(scores, key=lambda score: score[0])[1]
+        best = min(scores, key=lambda scored: scored[0])[1]
         self.logger.info("best of %d trials: %s", len(scores), best)
         return best
 
     def _log_result(self) -> None:
-        for number, distance in sorted(self.searched_space.items(), key=lambda name: (name[1], name[0])):
+        for number, distance in sorted(self.searched_space.items(), key=lambda numbered: (numbered[1], numbered[0])):
             self.logger.info("config %d: distance %g", number, distance)
         if not self.candidates:
             self.logger.warning("no config is within the tolerance: raise search_metric_tolerance, or widen the space")

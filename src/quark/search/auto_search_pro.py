@@ -72,7 +72,7 @@ def validate_keys(
     reference_keys: Sequence[str], input_keys: Sequence[str], logger_ins: logging.Logger, cutoff: float = 0.6
 ) -> dict[str, str]:
     """Map each unknown key to the closest known one, with a warning. Raises an error if none is close."""
-    known = {}
+    replacements = {}
     for key in input_keys:
         if key in reference_keys:
             continue
@@ -80,8 +80,8 @@ def validate_keys(
         if not alike:
             raise unknown_name("setting of a search", key, reference_keys)
         logger_ins.warning("unknown setting '%s' is read as '%s'", key, alike[0])
-        known[key] = alike[0]
-    return known
+        replacements[key] = alike[0]
+    return replacements
 
 
 def replace_keys(input_dict: dict[str, Any], replaced_dict: Mapping[str, str]) -> dict[str, Any]:
@@ -335,11 +335,11 @@ class Study:
         del self._others[self._name]
         if study.text("direction") != direction:
             study.refuse("direction", f"'{direction}', which this search has; choose another study_name")
-        for number, mapping in enumerate(study.mappings("trials")):
-            value = float(mapping.number("value")) if mapping.has("value") else None
-            params = mapping.mapping("params")
+        for number, trial in enumerate(study.mappings("trials")):
+            value = float(trial.number("value")) if trial.has("value") else None
+            params = trial.mapping("params")
             values = {key: params.value(key) for key in params}
-            self.trials.append(_trial(number, values, value, mapping.text("failure")))
+            self.trials.append(_trial(number, values, value, trial.text("failure")))
 
     def add(self, params: Values, value: float | None, failure: str) -> None:
         """Add a trial, and write the file."""
@@ -362,7 +362,7 @@ def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
     fixed: dict[str, Any] = {}
     for name, value in config.items():
         if name in conditions:
-            settings = {key: [fixed] for key, fixed in value.items()}
+            settings = {key: [setting] for key, setting in value.items()}
             fixed[name] = {**settings, "only_if": conditions[name]}
         elif isinstance(value, str):
             fixed[name] = [value]

@@ -98,12 +98,12 @@ class SpareReader:
 
     def get_next(self) -> Sample | None:
         """Return the next sample, or None."""
-        item: Sample | None = next(self._items, None)
-        if item is not None:
-            self._last = item
-            return item
-        item, self._last = self._last, None
-        return item
+        sample: Sample | None = next(self._items, None)
+        if sample is not None:
+            self._last = sample
+            return sample
+        sample, self._last = self._last, None
+        return sample
 
 
 @dataclass(frozen=True, eq=False)

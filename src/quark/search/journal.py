@@ -148,7 +148,7 @@ class Journal:
         """Write a finished trial, and keep its file if `keep` says so. Returns the trial as it was written."""
         is_kept = model is not None and self.keep is not Keep.NONE
         if is_kept and self.keep is Keep.BEST:
-            is_kept = any(kept.name == trial.name for kept in pareto_front([*trials, trial]))
+            is_kept = any(best.name == trial.name for best in pareto_front([*trials, trial]))
         target = self._model_file(trial.name)
         _remove_model(target)  # it has another basis
         if is_kept and model is not None:

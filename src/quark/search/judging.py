@@ -110,7 +110,7 @@ class Judge:
 
     def digest(self) -> str:
         """A hash of all samples and their labels."""
-        labels = ({} if label is None else {"labels": label} for label in self._labels)
+        labels = ({} if of_batch is None else {"labels": of_batch} for of_batch in self._labels)
         return samples_digest((self._inputs[i] for i in range(len(self._inputs))), labels)
 
     def judge(self, model: Path) -> Judgement:
@@ -159,8 +159,8 @@ class Judge:
         inputs = self._inputs[0]
         rounds = [
             [
-                measure_speed(value, inputs, SPEED_REPEATS, SPEED_SECONDS).ms_per_sample
-                for value in (self._float, network)
+                measure_speed(timed, inputs, SPEED_REPEATS, SPEED_SECONDS).ms_per_sample
+                for timed in (self._float, network)
             ]
             for _ in range(SPEED_ROUNDS)
         ]

@@ -222,7 +222,7 @@ def _axes(scale: _Scale) -> list[str]:
             parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{drop:g}</text>')
     rough = (scale.most_bytes - scale.least_bytes) / 5
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * value for value in (1, 2, 5, 10) if power * value >= rough)
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
     for number in range(math.ceil(scale.least_bytes / step), int(scale.most_bytes / step) + 1):
         size = step * number
         x = scale.x(size)

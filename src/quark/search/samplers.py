@@ -206,12 +206,12 @@ class _Mixture:
 
     def draw(self, random: np.random.Generator, count: int) -> NDArray[np.float64]:
         """Return points of the mixture."""
-        candidates: list[float] = []
-        while len(candidates) < count:
+        drawn: list[float] = []
+        while len(drawn) < count:
             index = random.integers(len(self.centres), size=count)
             points = random.normal(self.centres[index], self.widths[index])
-            candidates += [point for point in points if self.low <= point <= self.high]
-        return np.array(candidates[:count])
+            drawn += [point for point in points if self.low <= point <= self.high]
+        return np.array(drawn[:count])
 
     def log_density(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the logarithm of the density, up to a constant."""
@@ -223,7 +223,7 @@ class _Mixture:
 
 def _normal(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """The share of a standard normal distribution below each number."""
-    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in x])
+    return np.array([0.5 * math.erfc(-number / math.sqrt(2)) for number in x])
 
 
 class OfOptuna:

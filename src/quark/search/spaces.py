@@ -178,7 +178,8 @@ class Space:
     @property
     def is_discrete(self) -> bool:
         return all(
-            parameter.is_choice for parameter in (*self.plain, *(inner for group in self.groups for inner in group[2]))
+            parameter.is_choice
+            for parameter in (*self.plain, *(parameter for _, _, inner in self.groups for parameter in inner))
         )
 
 
@@ -248,13 +249,13 @@ def generate_all_configs(search_space: Mapping[str, Any]) -> list[Config]:
             f"search space: {', '.join(ranges)} must be a list of values for all combinations, not a range; use a "
             "sampler such as 'TPE' for ranges"
         )
-    remaining: list[Config] = []
+    combinations: list[Config] = []
     for values in itertools.product(*(parameter.values for parameter in space.plain)):
         configs: list[Config] = [dict(zip((parameter.name for parameter in space.plain), values, strict=True))]
         for name, condition, inner in space.groups:
             configs = [extended for config in configs for extended in _extended(config, name, condition, inner)]
-        remaining += copy.deepcopy(configs)
-    return remaining
+        combinations += copy.deepcopy(configs)
+    return combinations
 
 
 def _extended(config: Config, name: str, condition: Any, inner: Sequence[Parameter]) -> Iterator[Config]:

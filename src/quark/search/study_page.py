@@ -61,7 +61,7 @@ def importances(trials: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             groups[repr(value) if quarter is None else f"quarter {quarter}"].append(trial["value"])
         between = sum(len(group) * (sum(group) / len(group) - mean) ** 2 for group in groups.values())
         shares[name] = between / total if total else 0.0
-    return dict(sorted(shares.items(), key=lambda name: -name[1]))
+    return dict(sorted(shares.items(), key=lambda named: -named[1]))
 
 
 def _is_number(value: Any) -> bool:

@@ -155,13 +155,13 @@ def _measurement(fields: Fields) -> Measurement:
         values[name] = fields.number(name, is_finite=False)
         if math.isnan(values[name]):
             fields.refuse(name, "a number")
-    for name, column in Measurement.__dataclass_fields__.items():
+    for name, definition in Measurement.__dataclass_fields__.items():
         if name in values or name not in fields:
             continue
-        if column.default is None:
+        if definition.default is None:
             values[name] = fields.number(name, is_finite=False) if fields.has(name) else None
         else:
-            values[name] = fields.boolean(name) if isinstance(column.default, bool) else fields.text(name)
+            values[name] = fields.boolean(name) if isinstance(definition.default, bool) else fields.text(name)
     return Measurement(**values)
 
 
@@ -244,9 +244,9 @@ def _parse_value(kind: str, value: str, text: str) -> Limit:
     return Limit(number, is_share=unit == "%" and kind in ("size", "latency"))
 
 
-def dominates(first: Measurement, other: Measurement) -> bool:
-    """True if `one` beats `other`."""
-    return all(a <= b for a, b in zip(first.costs, other.costs, strict=True)) and first.costs != other.costs
+def dominates(first: Measurement, second: Measurement) -> bool:
+    """True if `first` beats `second`: it is no worse in any cost, and better in one."""
+    return all(a <= b for a, b in zip(first.costs, second.costs, strict=True)) and first.costs != second.costs
 
 
 def pareto_front(trials: Iterable[Trial]) -> tuple[Trial, ...]:
