@@ -202,7 +202,7 @@ def _quantized(model: onnx.ModelProto) -> dict[str, dict[str, int]]:
         return {}
     whole = bare_graph(model)
     expand(whole)
-    for value in [input_ for input_ in whole.graph.inputs if input_.is_initializer()]:
+    for value in [value for value in whole.graph.inputs if value.is_initializer()]:
         whole.graph.inputs.remove(value)  # older files list constants as inputs
     with contextlib.suppress(ValueError):  # the graph has a cycle
         whole.graph.sort()  # other tools leave that to the runtime

@@ -85,7 +85,7 @@ class Finding:
     fix: str
 
     def __str__(self) -> str:
-        where = " ".join(f"'{value}'" for value in (self.node, self.tensor) if value)
+        where = " ".join(f"'{name}'" for name in (self.node, self.tensor) if name)
         return f"{self.level.value}: {self.rule}{': ' if where else ''}{where}: {self.message}; {self.fix}"
 
 
@@ -102,7 +102,7 @@ def lint_npu_file(model: str | os.PathLike[str]) -> tuple[Finding, ...] | None:
     wider. None for other files."""
     graph = read_graph(model)
     try:
-        choices = [tensor.choice for tensor in QuantizedGraph(graph).plan()]
+        choices = [entry.choice for entry in QuantizedGraph(graph).plan()]
     except ModelError:  # numbers that a plan cannot express
         return None
     narrow = [
@@ -122,7 +122,7 @@ def other_purpose(model: str | os.PathLike[str]) -> str:
     if is_bfloat16(graph):
         return ""
     try:
-        choices = [tensor.choice for tensor in QuantizedGraph(graph).plan()]
+        choices = [entry.choice for entry in QuantizedGraph(graph).plan()]
     except ModelError:  # numbers that a plan cannot express
         return ""
     scales = [choice.scale for choice in choices if isinstance(choice, AffineChoice)]
@@ -291,8 +291,8 @@ class FileQuantizers:
 
     def is_constant_factor(self, node: ir.Node) -> bool:
         """True if the node stands for the NPU's constant of the operator before it."""
-        node_of_factor = self._nodes.get(node)
-        return node_of_factor is not None and is_constant_factor(node_of_factor, self)
+        viewed = self._nodes.get(node)
+        return viewed is not None and is_constant_factor(viewed, self)
 
 
 def _npu_quantizer(graph: QuantizedGraph, quantizer: Quantizer) -> NpuQuantizer:
@@ -602,12 +602,12 @@ def check_constants(model: ir.Model, quantizers: FileQuantizers) -> Iterator[Fin
 
 def _check_factor(node: ir.Node, wanted: float, quantizers: FileQuantizers, option: str) -> Iterator[Finding]:
     """The result of the node is multiplied by the factor."""
-    total = 1.0
+    actual = 1.0
     for reader, _ in readers(node.outputs[0]):
         factor = constant(input_value(reader, 1)) if quantizers.is_constant_factor(reader) else None
-        total = total if factor is None else float(factor.reshape(()))
-    if not math.isclose(total, wanted, rel_tol=_TOLERANCE):
-        message = f"the NPU gives {wanted:.6g} times the result, expected a Mul by that; there is {total:.6g}"
+        actual = actual if factor is None else float(factor.reshape(()))
+    if not math.isclose(actual, wanted, rel_tol=_TOLERANCE):
+        message = f"the NPU gives {wanted:.6g} times the result, expected a Mul by that; there is {actual:.6g}"
         yield _constant_finding(node, message, option)
 
 

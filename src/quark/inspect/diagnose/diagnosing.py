@@ -105,7 +105,7 @@ def diagnose(  # noqa: PLR0913 - options of the public interface, by keyword
     release_memory()
     facts = [find_facts(site, compared, exact.model, other.model, factors) for site in sites.sites]
     skipped = find_skipped(other)
-    findings = _Found(exact, other, sites, factors, sensitivities, facts, {node.node for node in skipped})
+    findings = _Findings(exact, other, sites, factors, sensitivities, facts, {entry.node for entry in skipped})
     layers = tuple(_layers(findings, _first(samples, HISTOGRAM_SAMPLES), histograms))
     check_unchanged((*exact.files, *other.files))
     remarks = find_remarks(
@@ -167,7 +167,7 @@ def _first(samples: Samples, count: int) -> list[Sample]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Found:
+class _Findings:
     """The results of all measurements. `in_float` names the nodes that stayed in float."""
 
     exact: Side
@@ -179,12 +179,12 @@ class _Found:
     in_float: Collection[str]
 
 
-def _layers(findings: _Found, samples: Sequence[Sample], histograms: int) -> Iterator[LayerDiagnosis]:
+def _layers(findings: _Findings, samples: Sequence[Sample], histograms: int) -> Iterator[LayerDiagnosis]:
     """Combine the results for each layer, with histograms for the worst."""
     models = findings.exact.model, findings.other.model
     costs = {} if findings.sensitivities is None else findings.sensitivities.values
     ranked = sorted(costs, key=lambda name: -costs[name])
-    worst = ranked or [f.site.tensor for f in sorted(findings.facts, key=lambda fact: fact.local.sqnr_db)]
+    worst = ranked or [layer.site.tensor for layer in sorted(findings.facts, key=lambda layer: layer.local.sqnr_db)]
     chosen: list[Site] = [site for site in findings.sites.sites if site.tensor in worst[:histograms]]
     pictures = input_histograms(chosen, *models, findings.sites, findings.factors, samples)
     total = sum(costs.values())
@@ -199,7 +199,7 @@ def _layers(findings: _Found, samples: Sequence[Sample], histograms: int) -> Ite
             site.tensor,
             site.order,
             "" if weight is None else weight.format,
-            ", ".join(dict.fromkeys(input_.format for input_ in site.inputs)),
+            ", ".join(dict.fromkeys(operand.format for operand in site.inputs)),
             facts.parameters,
             None if weight is None else weight.bits,
             facts.local,

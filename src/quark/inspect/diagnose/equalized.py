@@ -46,7 +46,7 @@ EXPLAINED = 0.8  # least correlation of a channel
 SURELY_FAR = 0.3  # of the factor's logarithm to base 2
 MANY = 0.3  # share of the channels
 FEW = 9  # numbers that a tensor's neighbours count for: they are not independent
-DEVIATIONS = 4.0  # deviations from 1 that rounding may have caused
+DEVIATIONS = 4.0  # distance from 1, in standard deviations, that rounding may have caused
 CLOSE = 1.6  # to 1, whatever the deviation, in steps of the weight: saturation makes weights smaller on the whole
 MOST_TURNS = 4
 PASSING = frozenset(
@@ -83,9 +83,11 @@ def find_factors(exact: ir.Model, quantized: ir.Model, sites: Sites, turn: Turn)
     factors = walk.through(measured)
     for _ in range(MOST_TURNS):
         sums = turn(factors)
-        known = walk.through(_measured(sums))
-        is_settled = known.keys() == factors.keys() and all(np.allclose(known[n], factors[n], rtol=0.02) for n in known)
-        factors = known
+        following = walk.through(_measured(sums))
+        is_settled = following.keys() == factors.keys() and all(
+            np.allclose(following[name], factors[name], rtol=0.02) for name in following
+        )
+        factors = following
         if is_settled or not walk.others:
             break
     closer = [_error(sums[name], factors[name]) < _error(plain[name], np.ones(1)) for name in factors]
@@ -133,14 +135,14 @@ def read_factors(value: ir.Value, known: Factors) -> Array | None:
             gained = scale if gained is None else gained * scale
         elif not (is_quantizer(node) or node.op_type in PASSING):
             break
-        before = next((input_ for input_ in node.inputs if input_ is not None and constant(input_) is None), None)
+        before = next((data for data in node.inputs if data is not None and constant(data) is None), None)
         if before is None:
             break
         value = before
-    known_factors = known.get(str(value.name))
-    if gained is None or known_factors is None or known_factors.size != gained.size:
-        return known_factors if gained is None else gained
-    return np.asarray(known_factors * gained)
+    inherited = known.get(str(value.name))
+    if gained is None or inherited is None or inherited.size != gained.size:
+        return inherited if gained is None else gained
+    return np.asarray(inherited * gained)
 
 
 def _constant_factor(node: ir.Node) -> Array | None:
@@ -154,7 +156,7 @@ def _constant_factor(node: ir.Node) -> Array | None:
 
 def _measured(sums: Mapping[str, ChannelSums]) -> dict[str, Array]:
     """Factors from what layers compute, if nothing is rounded but their inputs."""
-    return {name: _believed(pair, FEW, 8.0) for name, pair in sums.items()}
+    return {name: _believed(channel_sums, FEW, 8.0) for name, channel_sums in sums.items()}
 
 
 def _believed(sums: ChannelSums, count: int, bits: float) -> Array:
@@ -209,7 +211,7 @@ class _Walk:
             factors, node = self._by_weights(name, result), self._maker(name)
             if factors is None and node is not None and node.op_type in PASSING:
                 known = [read_factors(value, result) for value in node.inputs if value is not None]
-                factors = next((factor for factor in known if factor is not None), np.ones(1))
+                factors = next((read for read in known if read is not None), np.ones(1))
             if factors is None and name in self.others:
                 factors = measured.get(name)
             # a Reshape may change the channels of the tensor

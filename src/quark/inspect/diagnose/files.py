@@ -109,7 +109,7 @@ def check_pair(exact: Side, quantized: Side) -> None:
             for graph in (exact.model.graph, quantized.model.graph)
         ]
         if set(names[0]) != set(names[1]):
-            shown = [", ".join(f"'{name}'" for name in side) or "none" for side in names]
+            shown = [", ".join(f"'{name}'" for name in of_file) or "none" for of_file in names]
             raise InvalidValueError(
                 f"the {kind} differ: '{exact.facts.name}' has {shown[0]}, '{quantized.facts.name}' has {shown[1]}. "
                 "Give two forms of one network"
@@ -151,7 +151,7 @@ def _open_codes(model: ir.Model, node: ir.Node, known: dict[str, ir.Value]) -> b
     index = OUTPUT_SCALES[node.op_type]
     scale, zero_point = input_value(node, index), input_value(node, index + 1)
     name = str(scale.name or "").removesuffix("_scale") if scale is not None else ""
-    taken = {str(value.name) for node in model.graph for value in node.outputs}
+    taken = {str(value.name) for other in model.graph for value in other.outputs}
     if scale is None or zero_point is None or name not in known or name in taken:
         return False
     result = node.outputs[0]

@@ -61,7 +61,7 @@ def find_facts(site: Site, compared: Compared, exact: ir.Model, quantized: ir.Mo
     """Compute the figures of one layer; reads its weights."""
     local = OutputFidelity.of(site.tensor, compared.local[site.tensor])
     accumulated = OutputFidelity.of(site.tensor, compared.accumulated[site.tensor])
-    data = next((input_ for input_ in site.inputs), None)
+    data = next(iter(site.inputs), None)
     seen = None if data is None else compared.seen.get(str(data.source.name))
     clipped, tail, input_db = (None, None, None) if data is None or seen is None else _of_input(data, seen)
     weights = layer_weights(site, exact, quantized)
@@ -93,7 +93,7 @@ def _expected_weight(site: Site, weights: LayerWeights, factors: Factors) -> Arr
     if weights.exact is None:
         return None
     expected = weights.exact
-    data = next((input_ for input_ in site.inputs), None)
+    data = next(iter(site.inputs), None)
     before = None if data is None else read_factors(data.source, factors)
     if before is not None and before.size == expected.shape[1] * weights.groups:
         expected = expected / weights.inputs_of(before)[:, :, None]
@@ -175,12 +175,12 @@ def input_histograms(
             for name in rounding.inputs
         }
         read = {**scaled, **rounding(scaled, [*results.values(), *inner])}
-        histograms = {}
+        pairs = {}
         for name, operand in operands.items():
             source, result = read[str(operand.source.name)], read[results[str(operand.value.name)]]
             places = kept_places(source.size, index)
-            histograms[name] = (source.reshape(-1)[places], result.reshape(-1)[places])
-        return histograms
+            pairs[name] = (source.reshape(-1)[places], result.reshape(-1)[places])
+        return pairs
 
     def see(pairs: Mapping[str, tuple[Array, Array]]) -> None:
         for name, pair in pairs.items():
@@ -199,7 +199,7 @@ def input_histograms(
 
 
 def _histogram(name: str, values: Array, quantized: Array | None, clip: tuple[float, float] | None) -> Histogram:
-    arrays = [value[np.isfinite(value)].ravel() for value in (values, quantized) if value is not None]
+    arrays = [array[np.isfinite(array)].ravel() for array in (values, quantized) if array is not None]
     lowest = min((float(array.min()) for array in arrays if array.size), default=0.0)
     highest = max((float(array.max()) for array in arrays if array.size), default=1.0)
     if not highest > lowest:
@@ -215,11 +215,11 @@ def find_weight_facts(exact: ir.Model, quantized: ir.Model, layers: list[LayerFa
     network without parameters.
     """
     held = [value.const_value for value in exact.graph.initializers.values()]
-    floats = [array for array in held if array is not None and array.dtype in FLOAT_TYPES]
-    parameters = sum(int(array.size) for array in floats)
+    floats = [tensor for tensor in held if tensor is not None and tensor.dtype in FLOAT_TYPES]
+    parameters = sum(int(tensor.size) for tensor in floats)
     if not parameters:
         return None
-    float_bits = 8 * sum(int(array.nbytes) for array in floats) / parameters
+    float_bits = 8 * sum(int(tensor.nbytes) for tensor in floats) / parameters
     by_weight = {id(layer.site.weight.source): layer for layer in layers if layer.site.weight is not None}
     counted = [
         (layer.parameters, layer.site.weight.bits) for layer in by_weight.values() if layer.site.weight is not None

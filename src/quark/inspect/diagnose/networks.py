@@ -61,7 +61,7 @@ class Networks:
     def quantized_inside(self) -> list[str]:
         """Tensors that quantizers of layers read and the float network does not have, such as a centered input."""
         given = {str(value.name) for value in self._models[1].graph.inputs}
-        read = dict.fromkeys(str(input_.source.name) for site in self.sites.sites for input_ in site.inputs)
+        read = dict.fromkeys(str(operand.source.name) for site in self.sites.sites for operand in site.inputs)
         return [name for name in read if name not in given and name not in self.sites.makers]
 
     def exact(self, sample: Sample, names: Sequence[str]) -> dict[str, Array]:
@@ -74,8 +74,8 @@ class Networks:
     def by_layers(
         self, sample: Sample, exact: Mapping[str, Array], names: Sequence[str], factors: Factors | None = None
     ) -> dict[str, Array]:
-        """The results of layers for these tensors of the float network: in their own scale if `factors` are given, else
-        in the float network's."""
+        """Compute these tensors by running each layer on the float network's tensors. The results are in the layers'
+        own scale if `factors` are given, else in the float network's."""
         run = self._run(BY_LAYERS)
         known = self.factors if factors is None else factors
         feeds: dict[str, Any] = {**sample}
@@ -114,11 +114,11 @@ class Networks:
                     }
 
             def see(sums: dict[str, ChannelSums]) -> None:
-                for name, pair in sums.items():
-                    if name in total and total[name].exact.size != pair.exact.size:
+                for name, added in sums.items():
+                    if name in total and total[name].exact.size != added.exact.size:
                         varying.add(name)
                     else:
-                        total[name] = total[name] + pair if name in total else pair
+                        total[name] = total[name] + added if name in total else added
 
             each_in_order(run_sample, samples[:FACTOR_SAMPLES], see)
             return {name: sums for name, sums in total.items() if name not in varying}
@@ -216,7 +216,7 @@ def compare_networks(networks: Networks, samples: Callable[[], Iterable[Sample]]
 
 def _compare_layers(networks: Networks, samples: Iterable[Sample], ends: list[str], result: Compared) -> None:
     """Measure the local errors; keep the float network's outputs and the values that layers read."""
-    read = {str(input_.source.name) for site in networks.sites.sites for input_ in site.inputs}
+    read = {str(operand.source.name) for site in networks.sites.sites for operand in site.inputs}
     wanted = list(dict.fromkeys([*ends, *networks.read_by_layers, *networks.outputs]))
     inside = networks.quantized_inside
     turn = threading.Lock()  # one runs the layers while the other runs the float network: as fast, with less memory
@@ -260,7 +260,7 @@ def _look_at(networks: Networks, name: str, array: Array, index: int) -> Looked:
         return float(array.min()), float(array.max()), values
     axis = networks.axis(name, array)
     inner = int(np.prod(array.shape[axis + 1 :]))
-    others = tuple(index for index in range(array.ndim) if index != axis)
+    others = tuple(other for other in range(array.ndim) if other != axis)
     lowest, highest = array.min(axis=others) * factors, array.max(axis=others) * factors
     values = (values * factors[places // inner % array.shape[axis]]).astype(np.float32)
     return float(lowest.min()), float(highest.max()), values

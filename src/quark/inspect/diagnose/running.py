@@ -39,9 +39,9 @@ class Run:
         )
         release_memory()  # constant folding took as much memory as the weights
         self.names: list[str] = [output.name for output in self._session.get_outputs()]
-        self.inputs: list[str] = [input_.name for input_ in self._session.get_inputs()]
+        self.inputs: list[str] = [argument.name for argument in self._session.get_inputs()]
         self._floats = {
-            input_.name: FLOATS[input_.type] for input_ in self._session.get_inputs() if input_.type in FLOATS
+            argument.name: FLOATS[argument.type] for argument in self._session.get_inputs() if argument.type in FLOATS
         }  # a float16 network is quantized as a float32 one, which is fed the tensors of the other
 
     def __call__(self, feeds: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, Array]:

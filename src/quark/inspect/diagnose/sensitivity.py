@@ -162,13 +162,13 @@ class _Pieces:
         if self._before is not None:
             values |= self._before(sample, self._wanted)
         feeds = {name: self._scaled(name, values[name]) for name in self._layers.inputs}
-        layers = self._layers(feeds)
+        computed = self._layers(feeds)
         expected = {**reference, **self._run_rest(sample, {})}
         meters: dict[str, DistanceMeter] = {}
         for name in self._group:
             if addition(name) not in self._zeros:
                 continue  # no output depends on it
-            array, factors = layers[f"{name}{COMPUTED}"], self._factors.get(name)
+            array, factors = computed[f"{name}{COMPUTED}"], self._factors.get(name)
             inverse, axis = None if factors is None else 1 / factors, self._sites.channel_axis(name, array.ndim)
             with np.errstate(invalid="ignore"):  # Inf - Inf is NaN, and then the output is NaN too
                 error = times(array, inverse, axis) - values[name]

@@ -145,12 +145,12 @@ def find_sites(exact: ir.Model, quantized: ir.Model, unusable: Collection[str] =
     sites, makers = [], {}
     for order, name in enumerate(shared):
         node = _maker(values[name], set(shared) - {name})
-        own = () if node is None else operands(node, graph)
+        read = () if node is None else operands(node, graph)
         makers[name] = "" if node is None else node.op_type
-        is_layer = bool(own) or is_quantizer(values[name].producer())
+        is_layer = bool(read) or is_quantizer(values[name].producer())
         if node is not None and (is_layer or (is_plain and node.op_type in COMPUTING)):
             activation = _activation(values[name], node)
-            sites.append(Site(node, name, order, own, is_quantizer(values[name].producer()), activation))
+            sites.append(Site(node, name, order, read, is_quantizer(values[name].producer()), activation))
     made = {id(site.node) for site in sites}
     lost = [
         str(node.name)
@@ -243,7 +243,7 @@ def _narrowest_bits(value: ir.Value) -> float:
         current = pending.pop()
         node = current.producer()
         if node is not None:
-            pending.extend(input_ for input_ in node.inputs if input_ is not None)
+            pending.extend(source for source in node.inputs if source is not None)
         elif current.const_value is not None:
             widths.append(current.const_value.dtype.bitwidth)
     return float(min(widths, default=32))
