@@ -52,7 +52,7 @@ class OutputErrors:
         for name, output in actual.items():
             wanted = expected[name]
             if name in classes:
-                rows = [value.astype(np.float64).reshape(1, -1) for value in (wanted, output)]
+                rows = [array.astype(np.float64).reshape(1, -1) for array in (wanted, output)]
                 relative.append(relative_error_of(*squared_sums(*(row - row.mean() for row in rows))))
                 divergence.append(mean_divergence(*rows))
             elif np.issubdtype(wanted.dtype, np.floating):

@@ -506,5 +506,5 @@ class ValuesMeter(PartMeter):
 
 def _has_signal(powers: Array) -> Array:
     """True for rows or channels that are not nearly empty; most of those that are not zero count."""
-    strong = powers[powers > 1e-9 * powers.max(initial=0.0)]
-    return np.asarray(powers > 1e-3 * np.median(strong)) if strong.size else np.zeros(len(powers), bool)
+    nonzero = powers[powers > 1e-9 * powers.max(initial=0.0)]
+    return np.asarray(powers > 1e-3 * np.median(nonzero)) if nonzero.size else np.zeros(len(powers), bool)

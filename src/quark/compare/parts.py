@@ -83,7 +83,8 @@ def find_parts(expected: Sequence[Sample], actual: Sequence[Sample]) -> list[Par
 
 
 def _ids(name: str, arrays: Sequence[Array]) -> IdsMeter:
-    """A meter for integers; the most frequent value does not count, so that it does not hide the others."""
+    """A meter for integers. A value that takes more than a fifth of many positions is a background, which must not hide
+    the others."""
     values, counts = np.unique(np.concatenate([x.reshape(-1) for x in arrays]), return_counts=True)
     commonest, share = int(values[counts.argmax()]), float(counts.max() / counts.sum())
     if min(x.size for x in arrays) < FEWEST_STEPS or not 0.2 < share < 1:
@@ -256,7 +257,7 @@ def _float_parts(name: str, samples: Sequence[Sample], arrays: Sequence[Array]) 
         if _are_boxes(reader, samples):
             both = Place(name, axis, boxes.start, scores.stop)
             meters.append(DetectionsMeter(both, both.name, reader, samples, (name,), scores))
-            ranges = [range_ for range_ in ranges if range_[0] not in (boxes.start, scores.start)]
+            ranges = [part for part in ranges if part[0] not in (boxes.start, scores.start)]
             break
     fired = next((Place(name, axis, start, stop) for start, stop, is_scores in scored if is_scores), None)
     for start, stop, is_scores in ranges:

@@ -81,7 +81,7 @@ def memory() -> Iterator[Finding]:
     if not known:
         yield Finding("memory", Health.INFO, "the amount is unknown on this system")
         return
-    words = min(known, key=lambda key: known[key])
+    words = min(known, key=lambda limit: known[limit])
     detail = f"{words} {size_text(known[words])}"
     if known[words] < LEAST_MEMORY_BYTES:
         consequence = "the process may be killed while it calibrates or finetunes"
@@ -135,10 +135,8 @@ def _address_space_bytes() -> int | None:
 
 def _cgroup_memory_bytes() -> int | None:
     """Return the smallest limit of the process's control group and its parents."""
-    words = [
-        _words(group / name) for name in ("memory.max", "memory.limit_in_bytes") for group in _own_groups("memory")
-    ]
-    limits = [int(word[0]) for word in words if word and word[0].isdigit()]
+    files = [group / name for name in ("memory.max", "memory.limit_in_bytes") for group in _own_groups("memory")]
+    limits = [int(words[0]) for words in map(_words, files) if words and words[0].isdigit()]
     return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
 
@@ -148,7 +146,7 @@ def _cgroup_processors() -> float | None:
     for group in _own_groups("cpu"):
         quota, period = [*_words(group / "cpu.max"), "", ""][:2]  # version 2: 'max 100000' or '150000 100000'
         if not quota:
-            quota, period = ("".join(_words(group / f"cpu.cfs_{value}_us")) for value in ("quota", "period"))
+            quota, period = ("".join(_words(group / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
         if quota.isdigit() and period.isdigit():
             shares.append(int(quota) / int(period))
     return min(shares, default=None)

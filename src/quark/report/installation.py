@@ -303,12 +303,12 @@ def gpu() -> Iterator[Finding]:
     from quark.devices import CUDA_PROVIDER, INSTALL, driver
     from quark.formats.native import cuda_problem
 
-    version = driver()
-    if version.trouble:
-        yield Finding("GPU", Health.INFO, f"{version.trouble}: networks run on the CPU")
+    nvidia = driver()
+    if nvidia.trouble:
+        yield Finding("GPU", Health.INFO, f"{nvidia.trouble}: networks run on the CPU")
         return
-    listed = ", ".join(f"cuda:{number} {name}" for number, name in enumerate(version.devices))
-    yield Finding("GPU", Health.OK, f"{listed}; the driver is for CUDA {version.version}")
+    listed = ", ".join(f"cuda:{number} {name}" for number, name in enumerate(nvidia.devices))
+    yield Finding("GPU", Health.OK, f"{listed}; the driver is for CUDA {nvidia.version}")
     if CUDA_PROVIDER not in onnxruntime.get_available_providers():
         detail = f"this ONNX Runtime has no {CUDA_PROVIDER}"
         yield Finding("onnxruntime on CUDA", Health.WARNING, detail, "networks run on the CPU", INSTALL["cuda"])

@@ -310,7 +310,7 @@ def advice(report: Report) -> list[str]:
     tips = []
     if alternatives := _measured_alternatives(report):
         name, figures = alternatives[0]
-        others = [alternative for alternative, _ in alternatives[1:]]
+        others = [other for other, _ in alternatives[1:]]
         also = f"; {' and '.join(others)} {'were' if len(others) > 1 else 'was'} ok too" if others else ""
         tips.append(f"take {name}, which was measured ok ({figures}){also}")
     tips += [*_about_data(report), *_about_algorithms(report), *_about_formats(report)]
@@ -352,13 +352,13 @@ def _about_algorithms(report: Report) -> list[str]:
     op_types = set(report.op_types.values())
     # correcting biases made weights in blocks of four bits or less (MX4) worse
     is_coarse = any(
-        isinstance(tensor.choice, BlockChoice) and FORMATS[tensor.choice.format].bits_per_element <= 4
-        for tensor in report.plan
-        if tensor.role is Role.WEIGHT
+        isinstance(entry.choice, BlockChoice) and FORMATS[entry.choice.format].bits_per_element <= 4
+        for entry in report.plan
+        if entry.role is Role.WEIGHT
     )
     # equalizing channels helps tensors whose channels share a scale
     shared = {
-        tensor.role for tensor in report.plan if isinstance(tensor.choice, AffineChoice) and tensor.choice.axis is None
+        entry.role for entry in report.plan if isinstance(entry.choice, AffineChoice) and entry.choice.axis is None
     }
     useful = {
         "BiasCorrection=true": BIAS_CORRECTION not in requested and op_types & PRODUCTS and not is_coarse,
@@ -372,12 +372,12 @@ def _about_algorithms(report: Report) -> list[str]:
 def _about_formats(report: Report) -> list[str]:
     facts = report.protection
     tried = {attempt.partition(": ")[0] for attempt in (facts.tried if facts else ())}
-    weights = [tensor.choice for tensor in report.plan if tensor.role is Role.WEIGHT]
-    activations = [tensor.choice for tensor in report.plan if tensor.role is Role.ACTIVATION]
-    if any(isinstance(weight, BlockChoice) for weight in weights + activations):
+    weights = [entry.choice for entry in report.plan if entry.role is Role.WEIGHT]
+    activations = [entry.choice for entry in report.plan if entry.role is Role.ACTIVATION]
+    if any(isinstance(choice, BlockChoice) for choice in weights + activations):
         # not if protection measured other formats or protects these layers
         return [] if tried else ["take a block format with more bits: MXINT8 and MX9 keep nearly everything"]
-    if all(isinstance(weight, FloatChoice) for weight in weights + activations):
+    if all(isinstance(choice, FloatChoice) for choice in weights + activations):
         return ["take BF16, whose range is that of float32, in place of FP16"]
     affine = [weight for weight in weights if isinstance(weight, AffineChoice)]
     tips = []
