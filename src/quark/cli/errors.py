@@ -223,5 +223,5 @@ def _os_error(error: OSError) -> str:
     """
     if error.strerror is None:
         return one_line(error)
-    places = [one_line(value) for value in (error.filename, error.filename2) if value is not None]
+    places = [one_line(name) for name in (error.filename, error.filename2) if name is not None]
     return f"{', '.join(places)}{': ' if places else ''}{one_line(error.strerror)}"

@@ -95,32 +95,32 @@ def lint(model: Path, as_json: bool, strict: bool, has_all: bool, has_nodes: boo
             console.print(_findings_table(findings))
         levels = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
         console.print(", ".join(levels) or "no findings: the NPU accepts this model")
-        found_places = places(model, findings)
+        node_places = places(model, findings)
         if has_nodes:
-            console.print(_places_table(found_places))
+            console.print(_places_table(node_places))
         is_quantized = not any(finding.rule == "Quantized" for finding in findings)
         if is_quantized:
-            console.say(f"nodes by these rules: {_summed_places(found_places)}")
+            console.say(f"nodes by these rules: {_summed_places(node_places)}")
         for line in BF16_SESSION if is_bfloat16(read_graph(model)) else NPU_SESSION:
             console.say(line)
     if counts["error"] or (strict and findings):
         raise SystemExit(HAS_FINDINGS)
 
 
-def _summed_places(all_places: Sequence[Place]) -> str:
+def _summed_places(node_places: Sequence[Place]) -> str:
     words = {Where.NPU: "on the NPU", Where.UNKNOWN: "on either, by the compiler's release", Where.CPU: "on the CPU"}
     parts = []
     for where, word in words.items():
-        kinds = Counter(place.op_type for place in all_places if place.where is where)
+        kinds = Counter(place.op_type for place in node_places if place.where is where)
         if kinds or where is Where.NPU:
             names = listed(f"{count} {kind}" for kind, count in kinds.most_common())
             parts.append(f"{kinds.total()} {word}" + ("" if where is Where.NPU else f" ({names})"))
     return ", ".join(parts)
 
 
-def _places_table(all_places: Sequence[Place]) -> Table:
+def _places_table(node_places: Sequence[Place]) -> Table:
     table = plain_table(("node", "operator", "where", "why"), ())
-    for place in all_places:
+    for place in node_places:
         table.add_row(cell(place.node), cell(place.op_type), place.where.value, cell(place.reason))
     return table
 
@@ -276,22 +276,20 @@ def reproduce(
                  3 the bytes differ; the differences are listed
     """
 
-    found_card = read_card(card)
-    if found_card.card.torch is None:
+    stored = read_card(card)
+    if stored.card.torch is None:
         if module is not None or state is not None:
             raise click.UsageError("--module and --state are for exports of torch modules: leave them out")
         result = rebuild(card, model, calib, output)
-    elif found_card.card.torch.request:
+    elif stored.card.torch.request:
         if module is not None or state is not None:
             raise click.UsageError("quark quantize-torch made this file: leave --module and --state out")
         from quark.cli.quantize_torch_command import request_of
         from quark.vision.quantizing import reproduce_classifier
 
-        weights, images = find_source(found_card, model), find_data(found_card, calib).source
+        weights, images = find_source(stored, model), find_data(stored, calib).source
         with scratch_folder() as folder:
-            result = reproduce_classifier(
-                found_card, request_of(found_card.card, weights, Path(images), folder), output
-            )
+            result = reproduce_classifier(stored, request_of(stored.card, weights, Path(images), folder), output)
     else:
         from quark.torch.export.reproduction import reproduce_export
 

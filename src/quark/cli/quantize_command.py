@@ -242,12 +242,12 @@ def device_changes(config: str | None, changes: tuple[Change, ...], device: str)
     wanted: list[Change] = [("InferDevice", device)]
     if isinstance(changed, QConfig):  # entries have devices of their own, which an option would contradict
         entries = [
-            replace(config, optim_device=device)
-            if isinstance(config, AdaRoundConfig) and config.optim_device == "cpu"
-            else replace(config, device=torch_device)
-            if isinstance(config, DistillationConfig) and config.device == "cpu"
-            else config
-            for config in changed.algo_config
+            replace(algorithm, optim_device=device)
+            if isinstance(algorithm, AdaRoundConfig) and algorithm.optim_device == "cpu"
+            else replace(algorithm, device=torch_device)
+            if isinstance(algorithm, DistillationConfig) and algorithm.device == "cpu"
+            else algorithm
+            for algorithm in changed.algo_config
         ]
         if entries != changed.algo_config:
             wanted.append(("algo_config", QConfig(algo_config=entries).to_dict()["algo_config"]))

@@ -327,7 +327,7 @@ def making_of(
     differences from the preset, or from the most similar one; `notes` say what is unknown, and why.
     """
 
-    metadata = {prop.key: prop.value for prop in read_proto(model).metadata_props}
+    metadata = {entry.key: entry.value for entry in read_proto(model).metadata_props}
     beside, notes = _report_beside(model, facts)
     card = beside.get("card") or _json_of(metadata.get(f"{METADATA}card", ""))
     card = card if isinstance(card, Mapping) else {}
@@ -358,8 +358,8 @@ def making_of(
             for key, value in metadata.items()
             if key.startswith(METADATA) and key.endswith("_sha256")
         },
-        "algorithms": [_algorithm_line(mapping) for mapping in _mappings(beside.get("algorithms"))],
-        "rewrites": [f"{mapping.get('count')} {mapping.get('name')}" for mapping in _mappings(beside.get("rewrites"))],
+        "algorithms": [_algorithm_line(algorithm) for algorithm in _mappings(beside.get("algorithms"))],
+        "rewrites": [f"{rewrite.get('count')} {rewrite.get('name')}" for rewrite in _mappings(beside.get("rewrites"))],
         "notes": notes,
     }
     return {key: value for key, value in made.items() if value or key == "config_changes"}
@@ -430,7 +430,7 @@ def _configuration(name: str, config: Any) -> dict[str, Any]:
         preset = dict(_flat(plain(vars(get_default_config(preset_name)), "", str)))
         keys = sorted(key for key in {*preset, *here} if preset.get(key) != here.get(key))
         changes_of[preset_name] = [{"option": key, "preset": preset.get(key), "here": here.get(key)} for key in keys]
-    nearest = min(changes_of, key=lambda preset: len(changes_of[preset]))
+    nearest = min(changes_of, key=lambda preset_name: len(changes_of[preset_name]))
     if len(changes_of[nearest]) > MOST_CHANGES:
         return {"config": dict(config)}
     same = {} if nearest == name else {"nearest_preset": nearest}
