@@ -95,7 +95,7 @@ def _suppressed(rows: Array, limit: float) -> Array:
 
 
 def count_matches(truth: Array, predicted: Array, limit: float = MATCH_IOU) -> int:
-    """Count the found boxes, best first, that overlap an unmatched true box of their class."""
+    """Count the predicted boxes, best first, that overlap an unmatched true box of their class."""
     is_free = np.ones(len(truth), bool)
     matches = 0
     for box in predicted:

@@ -307,12 +307,13 @@ class Judge:
     def _compared(self, actual: Iterable[Outputs]) -> float:
         assert isinstance(self.measure, OutputMeasure)
         meter = self.measure.meter()
-        for sample, first, second in zip(self._samples, self._expected, actual, strict=True):
+        for sample, expected, quantized in zip(self._samples, self._expected, actual, strict=True):
             # sizes of the inputs' first axes
             sizes = {len(array) if np.ndim(array) else 1 for array in sample.values()}
             count = sizes.pop() if len(sizes) == 1 else 1
-            for before, other in zip(samples_of_batch(first, count), samples_of_batch(second, count), strict=True):
-                meter.add(before, other)
+            batches = samples_of_batch(expected, count), samples_of_batch(quantized, count)
+            for wanted, computed in zip(*batches, strict=True):
+                meter.add(wanted, computed)
         return meter.value()
 
     def _outputs(self, session: Session, network: str) -> Iterator[Outputs]:
@@ -402,7 +403,7 @@ def load_function(text: str, what: str = "measure") -> tuple[Callable[..., Any],
     target: Any = module
     for part in path.split("."):
         if not hasattr(target, part):
-            known = [name for name, value in vars(target).items() if callable(value) and not name.startswith("_")]
+            known = [known for known, value in vars(target).items() if callable(value) and not known.startswith("_")]
             raise unknown_name(f"function in '{place}' called", path, known)
         target = getattr(target, part)
     if not callable(target):

@@ -70,7 +70,7 @@ class RankMeter(Meter):
             vectors.append(_pooled(output))
 
     def result(self) -> float:
-        first, second = (_similarities(np.stack(vector)) for vector in self._vectors)
+        first, second = (_similarities(np.stack(vectors)) for vectors in self._vectors)
         if not np.isfinite(second).all() or np.ptp(second) == 0.0:
             return 0.0
         if not np.isfinite(first).all() or np.ptp(first) == 0.0:
@@ -131,7 +131,7 @@ class BoxMeter(Meter):
     def add(self, expected: Array, actual: Array) -> None:
         if self._resolved is None:  # once, from the float network: a broken output may look like another layout
             self._resolved = find_layout(expected, self.layout)
-        pairs = [detections(value, self._resolved, self.threshold, self.nms) for value in (expected, actual)]
+        pairs = [detections(output, self._resolved, self.threshold, self.nms) for output in (expected, actual)]
         if len(pairs[0]) != len(pairs[1]):
             raise ModelError(f"outputs of shapes {list(expected.shape)} and {list(actual.shape)} cannot be compared")
         for truth, predicted in zip(*pairs, strict=True):
@@ -199,7 +199,7 @@ class SsimMeter(Meter):
     def add(self, expected: Array, actual: Array) -> None:
         if expected.ndim < 2 or (self._layout == "nhwc" and expected.ndim < 3):
             raise ModelError(f"an output of shape {list(expected.shape)} is not an image: expected [n, channels, h, w]")
-        y, z = (_planes(value, self._layout) for value in (expected, actual))
+        y, z = (_planes(output, self._layout) for output in (expected, actual))
         if not np.isfinite(z).all():
             self._values.append(0.0)
             return
@@ -237,7 +237,8 @@ class ErrorRateMeter(Meter):
                 wanted, predicted = self._words(wanted), self._words(predicted)
             numbers: dict[Any, int] = {}
             sides = [
-                np.array([numbers.setdefault(word, len(numbers)) for word in ids], int) for ids in (wanted, predicted)
+                np.array([numbers.setdefault(symbol, len(numbers)) for symbol in ids], int)
+                for ids in (wanted, predicted)
             ]
             self._edits += edit_distance(*sides)
             self._length += len(wanted)
@@ -267,11 +268,11 @@ class ErrorRateMeter(Meter):
 
     def _words(self, ids: Sequence[Any]) -> list[Any]:
         words: list[list[Any]] = [[]]
-        for token in ids:
-            if token == self.separator:
+        for symbol in ids:
+            if symbol == self.separator:
                 words.append([])
             else:
-                words[-1].append(token)
+                words[-1].append(symbol)
         return [tuple(word) for word in words if word]
 
 

@@ -155,8 +155,8 @@ class HistogramObserver(Observer):
         lowest, highest = self._extremes.lowest, self._extremes.highest
         if lowest == highest:
             return TensorRange(lowest, highest)
-        range_ = self._method.range_of_histogram(self.histogram, self._integer, self._is_symmetric)
-        return replace(range_, observed=(lowest, highest))
+        clipped = self._method.range_of_histogram(self.histogram, self._integer, self._is_symmetric)
+        return replace(clipped, observed=(lowest, highest))
 
     @property
     def has_histogram(self) -> bool:

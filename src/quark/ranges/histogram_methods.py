@@ -76,8 +76,8 @@ class LayerwisePercentile(HistogramMethod):
 
     def range_of_histogram(self, histogram: Histogram, integer: IntFormat, is_symmetric: bool) -> TensorRange:
         ranges = self.ranges_of_histogram(histogram, integer, is_symmetric)
-        lowest = np.array([range_.lowest for range_ in ranges])
-        highest = np.array([range_.highest for range_ in ranges])
+        lowest = np.array([candidate.lowest for candidate in ranges])
+        highest = np.array([candidate.highest for candidate in ranges])
         errors = expected_errors(histogram, lowest, highest, integer, is_symmetric, is_squared=self.is_squared)
         return ranges[int(np.argmin(errors))]
 
@@ -111,8 +111,8 @@ class ExactPercentileObserver(HistogramObserver):
         row, ranges = as_float32(x).reshape(1, -1), self._ranges()
         if self._errors is None:
             self._errors = np.zeros(len(ranges))
-        for index, range_ in enumerate(ranges if len(ranges) > 1 else ()):
-            ends = np.array([range_.lowest]), np.array([range_.highest])
+        for index, candidate in enumerate(ranges if len(ranges) > 1 else ()):
+            ends = np.array([candidate.lowest]), np.array([candidate.highest])
             self._errors[index] += _channel_errors(
                 row, *ends, self._integer, self._is_symmetric, is_squared=self._method.is_squared
             )[0]
@@ -135,8 +135,8 @@ class ExactPercentileObserver(HistogramObserver):
             return ranges[0]
         if self._errors is None:
             raise InvalidValueError("this method needs the data three times: call observe_finally with all of it")
-        range_ = ranges[int(np.argmin(self._errors))]
-        return replace(range_, observed=(self._extremes.lowest, self._extremes.highest))
+        best = ranges[int(np.argmin(self._errors))]
+        return replace(best, observed=(self._extremes.lowest, self._extremes.highest))
 
 
 _EMPTY_LEVEL = 0.5
@@ -303,7 +303,7 @@ class CandidateObserver(HistogramObserver):
             ranges = {str(MinMax()): TensorRange(lowest, highest, observed=(lowest, highest))}
             for method in CANDIDATES:
                 ranges[str(method)] = method.range_of_histogram(self.histogram, self._integer, self._is_symmetric)
-        return {name: replace(range_, method=name) for name, range_ in ranges.items()}
+        return {name: replace(candidate, method=name) for name, candidate in ranges.items()}
 
 
 def range_of(array: Any, method: RangeMethod, integer: IntFormat, is_symmetric: bool) -> TensorRange:
@@ -345,13 +345,13 @@ def ranges_of_channels(
     if isinstance(method, MinMSE):
         return _least_errors(rows, integer, is_symmetric)
     ranges = [range_of(row, method, integer, is_symmetric) for row in rows]
-    lowest, highest = ([getattr(range_, end) for range_ in ranges] for end in ("lowest", "highest"))
+    lowest, highest = ([getattr(of_row, end) for of_row in ranges] for end in ("lowest", "highest"))
     return np.array(lowest, np.float32), np.array(highest, np.float32)
 
 
 def _least_errors(rows: Floats, integer: IntFormat, is_symmetric: bool) -> tuple[Floats, Floats]:
     """The extremes of each channel, reduced by the factor with the smallest squared error."""
-    lowest, highest = (range_.astype(np.float64) for range_ in find_ranges(rows, axis=0))
+    lowest, highest = (ends.astype(np.float64) for ends in find_ranges(rows, axis=0))
     best = np.ones(len(rows))
     least = _channel_errors(rows, lowest, highest, integer, is_symmetric)
     for factor in np.unique(np.concatenate((np.linspace(0.98, 0.3, 35), COARSE[8:21])))[::-1]:
@@ -369,8 +369,8 @@ def _exact_range(row: Floats, integer: IntFormat, is_symmetric: bool) -> TensorR
     (lowest,), (highest,) = ranges_of_channels(row, 0, MinMSE(), integer, is_symmetric)
     tried = TensorRange(float(lowest), float(highest), observed=predicted.observed)
 
-    def error(range_: TensorRange) -> float:
-        ends = np.array([range_.lowest]), np.array([range_.highest])
+    def error(candidate: TensorRange) -> float:
+        ends = np.array([candidate.lowest]), np.array([candidate.highest])
         return float(_channel_errors(row, *ends, integer, is_symmetric)[0])
 
     return min((tried, predicted), key=error)

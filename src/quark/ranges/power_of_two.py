@@ -123,8 +123,8 @@ class PositionedObserver(Observer):
         self.inner.merge(other.inner)
 
     def result(self) -> TensorRange:
-        range_ = self.inner.result()
-        return replace(range_, position=range_with_position(range_.lowest, range_.highest, self._bits).position)
+        inner = self.inner.result()
+        return replace(inner, position=range_with_position(inner.lowest, inner.highest, self._bits).position)
 
 
 def histogram_observer(observer: Observer) -> HistogramObserver | None:
@@ -191,7 +191,9 @@ class LeastErrorObserver(Observer):
         sums = {
             position: self._errors[position] + float(error) for position, error in zip(positions, added, strict=True)
         }
-        self._errors = {name: total for name, total in sums.items() if name == positions[0] or total <= limit}
+        self._errors = {
+            position: total for position, total in sums.items() if position == positions[0] or total <= limit
+        }
 
     def merge(self, other: Observer) -> None:
         if not isinstance(other, LeastErrorObserver) or other._bits != self._bits:
@@ -204,7 +206,9 @@ class LeastErrorObserver(Observer):
             raise InvalidValueError("errors at different positions: merge after the first pass, then sum both")
         mine, others = self._errors, other._errors
         if mine is not None and others is not None:
-            self._errors = {name: total + others[name] for name, total in mine.items() if name in others}
+            self._errors = {
+                position: total + others[position] for position, total in mine.items() if position in others
+            }
         elif others is not None:
             self._errors = dict(others)
 
@@ -243,7 +247,9 @@ class MostCommonObserver(Observer):
     def result(self) -> TensorRange:
         if not self._votes:
             return _range_at(self._extremes, self._bits, NON_OVERFLOW.zero_position)
-        return _range_at(self._extremes, self._bits, min(self._votes, key=lambda vote: (-self._votes[vote], vote)))
+        return _range_at(
+            self._extremes, self._bits, min(self._votes, key=lambda position: (-self._votes[position], position))
+        )
 
 
 def _candidates(seen: Extremes, bits: int) -> tuple[int, ...]:

@@ -78,8 +78,8 @@ def kl_j_threshold(counts: Counts, edges: Doubles, levels: int) -> float:
     if levels >= bins:
         return float(edges[-1])
     cuts = np.unique(np.linspace(levels, bins, min(_MOST_CUTS, bins - levels + 1)).astype(np.int64))
-    divergence_of_cut = jeffreys_divergences(counts, cuts, levels)
-    return float(edges[cuts[len(divergence_of_cut) - 1 - int(np.argmin(divergence_of_cut[::-1]))]])
+    divergences = jeffreys_divergences(counts, cuts, levels)
+    return float(edges[cuts[len(divergences) - 1 - int(np.argmin(divergences[::-1]))]])
 
 
 def jeffreys_divergences(counts: Counts, cuts: Counts, levels: int) -> Doubles:
