@@ -96,15 +96,15 @@ class BlockQuantizer:
 
     def increment(self, precision: Precision) -> int:
         """The number that the scale rule adds to the bits of amax before the mantissa is removed."""
-        unit = 1 << precision.mantissa_bits
+        one = 1 << precision.mantissa_bits  # adds 1 to the exponent
         grid = self.format.element.grid
         if self.scale_rule is ScaleRule.CEIL:
-            return unit - 1
+            return one - 1
         if self.scale_rule is ScaleRule.EVEN:
-            return unit >> (grid.mantissa_bits + 1)
+            return one >> (grid.mantissa_bits + 1)
         if self.scale_rule is ScaleRule.RCEIL:
             significand = grid.highest * 2.0**-grid.max_exponent
-            return unit - 1 - int((significand - 1.0) * unit)
+            return one - 1 - int((significand - 1.0) * one)
         return 0
 
     @property

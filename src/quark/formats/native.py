@@ -289,7 +289,7 @@ def _raise_for(status: int, quantizer: FakeQuantizer, rows: Rows) -> None:
 
 
 class StepKind(IntEnum):
-    """The learned parameters of a weight's steps, numbered as in the compiled code."""
+    """The kinds of training steps of a weight, numbered as in the compiled code."""
 
     PLAIN = 0  # anything, by Adam alone
     AFFINE = 1  # AdaQuant: the weight, rounded with a fixed scale

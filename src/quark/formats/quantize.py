@@ -122,7 +122,7 @@ def affine_neighbours(x: Array, parameters: AffineParameters) -> Pair:
     steps = (x / scale).astype(np.float64)
     low, high = np.floor(steps), np.ceil(steps)
     lowest, highest = fmt.qmin - zero_point, fmt.qmax - zero_point
-    lower, upper = (np.clip(value, lowest, highest).astype(np.float32) for value in (low, high))
+    lower, upper = (np.clip(codes, lowest, highest).astype(np.float32) for codes in (low, high))
     return (lower * scale).astype(np.float32), (upper * scale).astype(np.float32)
 
 

@@ -150,7 +150,7 @@ def _fit(parameters: Parameters, x: torch.Tensor, granularity: Granularity) -> b
 
 
 def _rows(x: torch.Tensor, granularity: Granularity) -> Rows | None:
-    """Split the memory of x, without gaps, into channels; None if they are not contiguous."""
+    """How the memory of x, which has no gaps, divides into channels or groups; None if they are not contiguous."""
     if granularity.axis is None:
         return Rows(1, 1, x.numel())
     axis = granularity.axis % max(1, x.dim())

@@ -252,13 +252,13 @@ class BlockLayout:
         """The layout for blocks along `axis`; both are vectors of one element."""
         body, shape = x.body, x.shape()
         rank = shape.shape()
-        zero, unit, end = (body.constant([number], INT64) for number in (0, 1, END))
+        zero, one, end = (body.constant([number], INT64) for number in (0, 1, END))
         # a scalar counts as one element: the slice is [1] for rank 0 and empty for any other
-        dims = body.op("Concat", shape, body.op("Slice", unit, zero, 1 - rank), axis=0)
+        dims = body.op("Concat", shape, body.op("Slice", one, zero, 1 - rank), axis=0)
         axis = axis * (rank > 1).cast(INT64)
         n = body.op("Gather", dims, axis, axis=0, expected="axis: expected a dimension of the input")
         after = axis + (axis < 0).where(rank, 0) + 1
-        framed = body.op("Concat", unit, dims, unit, axis=0)
+        framed = body.op("Concat", one, dims, one, axis=0)
         outer = body.op("Slice", framed, zero, after).reduce("Prod", 0)
         inner = body.op("Slice", framed, after + 1, end).reduce("Prod", 0)
         count = (n + block - 1) // block

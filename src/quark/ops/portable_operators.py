@@ -105,10 +105,10 @@ def float_scale_function(opset: int) -> FunctionProto:
 
     # the zero is for tensors without elements
     largest = body.op("Concat", row, body.constant([0.0], FLOAT), axis=0).reduce("Max", 0)
-    value = largest / (elements.highest * scale_highest)
+    computed = largest / (elements.highest * scale_highest)
     # Clip ignores limits that are absent, and an absent input of the function is one
     given = body.input(TENSOR_SCALE, FLOAT)
-    tensor_scale = body.op("Clip", value, given, given)
+    tensor_scale = body.op("Clip", computed, given, given)
     is_legal = (tensor_scale >= 0.0) & ((tensor_scale * scale_highest) <= FLOAT32_MAX)
     expectation = f"{TENSOR_SCALE}: expected a number of at least 0 that times the largest block scale is finite"
     tensor_scale = body.stop_if(~is_legal, tensor_scale, expectation)
