@@ -143,12 +143,12 @@ class Report:
     @property
     def quantized_nodes(self) -> tuple[str, ...]:
         """The nodes that take part in quantization: all but the skipped ones."""
-        skipped = {node.node for node in self.plan.skipped}
+        skipped = {entry.node for entry in self.plan.skipped}
         return tuple(name for name in self.op_types if name not in skipped)
 
     def formats(self, role: Role) -> dict[str, int]:
         """Return the number of tensors of a role by format, with per-channel and per-tensor formats apart."""
-        return dict(Counter(str(tensor.choice) for tensor in self.plan if tensor.role is role))
+        return dict(Counter(str(entry.choice) for entry in self.plan if entry.role is role))
 
     def to_json(self) -> str:
         """Return the whole report as JSON."""

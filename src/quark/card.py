@@ -231,19 +231,19 @@ def differences(first: Card, second: Card) -> list[str]:
     Compares the parts stored in the models, and the platform if both cards have it.
     """
     changes: list[str] = []
-    left, two = first.inside().to_dict(), second.inside().to_dict()
+    before, after = first.inside().to_dict(), second.inside().to_dict()
     if first.platform and second.platform:
-        left["platform"], two["platform"] = dict(first.platform), dict(second.platform)
-    _collect(left, two, "", changes)
+        before["platform"], after["platform"] = dict(first.platform), dict(second.platform)
+    _collect(before, after, "", changes)
     return changes
 
 
-def _collect(left: Any, two: Any, where: str, changes: list[str]) -> None:
-    if isinstance(left, Mapping) and isinstance(two, Mapping):
-        for key in sorted({*left, *two}, key=str):
-            _collect(left.get(key), two.get(key), f"{where}.{key}" if where else str(key), changes)
-    elif left != two:
-        changes.append(f"{where}: {_said(left)}, now {_said(two)}")
+def _collect(before: Any, after: Any, where: str, changes: list[str]) -> None:
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in sorted({*before, *after}, key=str):
+            _collect(before.get(key), after.get(key), f"{where}.{key}" if where else str(key), changes)
+    elif before != after:
+        changes.append(f"{where}: {_said(before)}, now {_said(after)}")
 
 
 def _said(value: Any) -> str:

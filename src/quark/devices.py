@@ -135,11 +135,11 @@ class Device:
         there is a session: `check_loaded`."""
         if self.is_cpu or self.provider != CUDA_PROVIDER:
             return
-        version = driver()
-        if version.trouble:
-            raise InvalidValueError(f"device '{self}': {version.trouble}; or use the device cpu")
-        if self.index >= len(version.devices):
-            there = ", ".join(f"cuda:{number} ({name})" for number, name in enumerate(version.devices))
+        nvidia = driver()
+        if nvidia.trouble:
+            raise InvalidValueError(f"device '{self}': {nvidia.trouble}; or use the device cpu")
+        if self.index >= len(nvidia.devices):
+            there = ", ".join(f"cuda:{number} ({name})" for number, name in enumerate(nvidia.devices))
             raise InvalidValueError(f"device '{self}': there is no such GPU, only {there}")
 
     def check_loaded(self, session: Any) -> None:

@@ -78,9 +78,9 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
     names = list(known)
     wanted = str(name).lower()
     longer = [
-        name for name in names if wanted and (name.lower().startswith(wanted) or wanted in name.lower().split("_"))
+        other for other in names if wanted and (other.lower().startswith(wanted) or wanted in other.lower().split("_"))
     ]
-    by_lower = {name.lower(): name for name in names}
+    by_lower = {other.lower(): other for other in names}
     nearest = longer[:3] or [by_lower[m] for m in difflib.get_close_matches(wanted, by_lower, n=3, cutoff=0.65)]
     hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
     listing = f" Known: {', '.join(names)}." if len(names) <= _MOST_LISTED else ""

@@ -185,7 +185,7 @@ class QuantizationPlan:
 
     def of(self, tensor: str) -> tuple[TensorChoice, ...]:
         """The choices for that tensor; several if its readers want different ones."""
-        return tuple(choice for choice in self.tensors if choice.tensor == tensor)
+        return tuple(entry for entry in self.tensors if entry.tensor == tensor)
 
     def to_json(self) -> str:
         """The plan as text; `from_json` reads it back.
@@ -202,16 +202,16 @@ class QuantizationPlan:
             "version": PLAN_VERSION,
             "tensors": [
                 {
-                    "tensor": tensor.tensor,
-                    "role": tensor.role.value,
-                    "choice": _choice_to_dict(tensor.choice),
-                    "readers": [[reader.node, reader.index] for reader in tensor.readers],
-                    "reason": tensor.reason,
-                    **({} if tensor.first is None else {"first": _choice_to_dict(tensor.first)}),
+                    "tensor": entry.tensor,
+                    "role": entry.role.value,
+                    "choice": _choice_to_dict(entry.choice),
+                    "readers": [[reader.node, reader.index] for reader in entry.readers],
+                    "reason": entry.reason,
+                    **({} if entry.first is None else {"first": _choice_to_dict(entry.first)}),
                 }
-                for tensor in self.tensors
+                for entry in self.tensors
             ],
-            "skipped": [asdict(node) for node in self.skipped],
+            "skipped": [asdict(entry) for entry in self.skipped],
         }
 
     @staticmethod
@@ -226,25 +226,25 @@ class QuantizationPlan:
         if fields.value("version") != PLAN_VERSION:
             raise InvalidValueError(f"{label} of version {short(fields.value('version'))}: expected {PLAN_VERSION}")
         tensors, skipped = [], []
-        for mapping in fields.mappings("tensors"):
+        for entry in fields.mappings("tensors"):
             readers = []
-            for reader in mapping.array("readers"):
+            for reader in entry.array("readers"):
                 is_pair = isinstance(reader, list) and len(reader) == 2 and isinstance(reader[0], str)
                 if not is_pair or type(reader[1]) is not int or not 0 <= reader[1] < _MOST_INPUTS:
-                    mapping.refuse("readers", "a list of pairs [NODE, NUMBER OF THE INPUT]")
+                    entry.refuse("readers", "a list of pairs [NODE, NUMBER OF THE INPUT]")
                 readers.append(Reader(*reader))
-            name = mapping.text("tensor")
+            name = entry.text("tensor")
             try:
-                choice = _choice_from(mapping.mapping("choice"))
-                first = _choice_from(mapping.mapping("first")) if mapping.has("first") else None
+                choice = _choice_from(entry.mapping("choice"))
+                first = _choice_from(entry.mapping("first")) if entry.has("first") else None
             except InvalidValueError as error:
                 text = str(error)
                 raise InvalidValueError(text if label in text else f"{label}, tensor '{name}': {text}") from error
-            role = Role(mapping.text("role", [role.value for role in Role]))
-            tensors.append(TensorChoice(name, role, choice, tuple(readers), mapping.text("reason"), first))
-        for mapping in fields.mappings("skipped"):
-            mapping.refuse_others(SkippedNode.__dataclass_fields__)
-            skipped.append(SkippedNode(mapping.text("node"), mapping.text("op_type"), mapping.text("reason")))
+            role = Role(entry.text("role", [role.value for role in Role]))
+            tensors.append(TensorChoice(name, role, choice, tuple(readers), entry.text("reason"), first))
+        for entry in fields.mappings("skipped"):
+            entry.refuse_others(SkippedNode.__dataclass_fields__)
+            skipped.append(SkippedNode(entry.text("node"), entry.text("op_type"), entry.text("reason")))
         return QuantizationPlan(tuple(tensors), tuple(skipped))
 
     @functools.cached_property

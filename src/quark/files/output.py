@@ -130,10 +130,10 @@ def check_place(path: str | os.PathLike[str], reads: Iterable[str | os.PathLike[
     if not target.parent.is_dir():
         raise InvalidValueError(f"output '{target}': there is no folder '{target.parent}'; create it first")
     _refuse_special(target)
-    for read in reads:
-        if is_same_file(target, read):
+    for source in reads:
+        if is_same_file(target, source):
             raise InvalidValueError(
-                f"output '{target}' is a file that is read, '{os.fspath(read)}': choose another name, it is not "
+                f"output '{target}' is a file that is read, '{os.fspath(source)}': choose another name, it is not "
                 "overwritten"
             )
     try:
@@ -522,7 +522,7 @@ def _remove_unused(folder: Path, companions: Iterable[tuple[str, str]]) -> None:
         path = folder / name
         with contextlib.suppress(OSError):
             models = [
-                name for name in _names(folder) if name.lower().endswith(".onnx") and not _TEMPORARY.fullmatch(name)
+                file for file in _names(folder) if file.lower().endswith(".onnx") and not _TEMPORARY.fullmatch(file)
             ]
             if stat.S_ISREG(os.lstat(path).st_mode) and not any(
                 _mentions(folder / file, os.fsencode(name)) for file in {owner, *models}
