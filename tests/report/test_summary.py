@@ -186,7 +186,7 @@ def test_a_file_in_which_nothing_was_quantized_says_so(op_type, tip):
     text = " ".join(summary_text(make_report("unchecked", plan=plan, outputs=())).split())
     assert "Nothing was quantized." in text
     assert tip in text
-    assert "give data" not in text
+    assert "give realistic data" not in text
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,7 @@ def test_time_is_kept_for_a_format_that_loses_next_to_nothing(model, calib, monk
 
 
 def test_more_layers_in_float_are_not_tried_where_the_verdict_is_ok_already(model, calib, monkeypatch):
-    """Protection goes by the verdict: what a measure rejects would come out the same."""
+    """Protection depends on the verdict: what a measure rejects would come out the same."""
     original = Bench.attempt
 
     def attempt_with(self, candidate, folder):

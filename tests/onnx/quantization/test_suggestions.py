@@ -172,4 +172,4 @@ def test_files_that_do_not_say_how_they_were_made_are_not_tried(folder, diagnosi
     found = try_all(diagnosis, folder / "float.onnx", folder / "foreign.onnx", folder / "data.npz", seconds=60)
     assert found.suggestions
     assert {suggestion.outcome for suggestion in found.suggestions} == {Outcome.UNTRIED}
-    assert all("not tried: the file does not say how to make it again" in step.text for step in found.steps)
+    assert all("not tried: the file does not say how to rebuild it" in step.text for step in found.steps)
