@@ -231,7 +231,7 @@ def test_dynamic_quantization_is_close_and_integer(op_type):
         (activation("x", ACTIVATIONS[0], Reader("nobody", 0)), "'nobody'"),
         (activation("x", ACTIVATIONS[0], Reader("abs", 0)), "'abs'"),
         (activation("x", ACTIVATIONS[0], Reader("", 3)), "output 3"),
-        (TensorChoice("x", Role.WEIGHT, ACTIVATIONS[0], (Reader("neg", 0),)), "no constant"),
+        (TensorChoice("x", Role.WEIGHT, ACTIVATIONS[0], (Reader("neg", 0),)), "not a constant"),
     ],
 )
 def test_a_plan_for_another_model_is_refused(each, message):
