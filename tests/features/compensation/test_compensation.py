@@ -9,6 +9,7 @@ import pytest
 from onnx import numpy_helper
 from onnx_models import Net, run_model
 
+import quark.features.bias_correction.on_onnx as bias_correction
 import quark.features.compensation.layers as layers
 import quark.features.compensation.on_onnx as compensation
 from quark.compare.improvement import OutputErrors
@@ -189,12 +190,12 @@ def test_biases_are_corrected_once_before_and_once_after_compensation(
     monkeypatch: pytest.MonkeyPatch, preset: str
 ) -> None:
     calls = []
-    correct = compensation.bias_correction._correct_in_place
+    correct = bias_correction._correct_in_place
 
     def counted(*arguments: Any) -> Any:
         calls.append(arguments)
         return correct(*arguments)
 
-    monkeypatch.setattr(compensation.bias_correction, "_correct_in_place", counted)
+    monkeypatch.setattr(bias_correction, "_correct_in_place", counted)
     quantize(network_path(), load_digits()[0].images[:32], preset)
     assert len(calls) == 2  # the last correction is one of these
