@@ -20,7 +20,6 @@ ALLOWED = {
     ("with_lowest_code", "squared error"): "the same, of two scales",
     ("statistics", "squared error"): "how far the largest of two samples differ, relative to their size",
     ("chosen_damping", "squared error"): "the error of rounding a weight on held rows, for each damping that is tried",
-    ("agrees", "squared error"): "whether a layer computes samples together as it does one by one",
     ("output_loss", "divergence"): "a loss in torch, which has to be differentiated",
 }
 
