@@ -702,14 +702,18 @@ struct Chunks {
   void run_tile(int64_t chunk) const {
     int64_t at;
     Tile tile = tile_of(job, chunk, &at);
-    // vectors that overlap at an end must read what was there before
-    const bool overwrites = job.in == job.out && tile.columns % kWidth != 0;
-    if (!job.is_staged() && overwrites && tile.columns > kWidth) return run_in_place(at, tile);
-    if (!job.is_staged() && !overwrites) {
+    // in place, vectors that overlap at an end would read what was written before
+    const int64_t rest = job.in == job.out ? tile.columns % kWidth : 0;
+    if (!job.is_staged() && (rest == 0 || tile.columns > kWidth)) {
+      Scratch<float, kStreamElements> last(rest ? tile.rows * kWidth : 0);
+      if (rest) last_vectors(at, tile, last.data());
+      tile.columns -= rest;
       // narrower vectors would leave lines half written while sub-blocks go back and forth between rows
       const bool is_whole_line = kWidth == 16 || P::kSpacing != Spacing::kSubBlocks;
       const bool streams = job.streams && is_whole_line && tile.stride % kWidth == 0;
-      return run_columns(job.in32() + at, job.out32() + at, tile, streams);
+      run_columns(job.in32() + at, job.out32() + at, tile, streams);
+      if (rest) put_last(last.data(), at, tile, kWidth - rest);
+      return;
     }
     const int64_t piece = columns_of_piece(tile.rows);
     const int64_t end = at + tile.columns;
@@ -720,21 +724,20 @@ struct Chunks {
     }
   }
 
-  // Whole vectors in place, and the last columns from a vector of a buffer that was filled before.
-  void run_in_place(int64_t at, Tile tile) const {
-    Scratch<float, kStageElements> buffer(tile.rows * kWidth);
-    const int64_t rest = tile.columns % kWidth;
+  // The last vector of every row, quantized: what lies before it is overwritten when its turn comes.
+  QUARK_NOINLINE void last_vectors(int64_t at, const Tile& tile, float* values) const {
     const float* last = job.in32() + at + tile.columns - kWidth;
     for (int64_t row = 0; row < tile.rows; ++row) {
-      store<kWidth>(buffer.data() + row * kWidth, load<kWidth>(last + row * tile.stride));
+      store<kWidth>(values + row * kWidth, load<kWidth>(last + row * tile.stride));
     }
-    run_columns(buffer.data(), buffer.data(), {tile.rows, kWidth, kWidth, kWidth}, false);
-    tile.columns -= rest;
-    run_columns(job.in32() + at, job.out32() + at, tile, false);
-    float* out = job.out32() + at + tile.columns;
-    const float* values = buffer.data() + kWidth - rest;
+    ColumnKernel<P, kWidth>(p, {tile.rows, kWidth, kWidth, kWidth}, false).run_general(values, values);
+  }
+
+  // Writes the columns from `begin` on of what `last_vectors` found.
+  QUARK_NOINLINE void put_last(const float* values, int64_t at, const Tile& tile, int64_t begin) const {
     for (int64_t row = 0; row < tile.rows; ++row) {
-      for (int64_t i = 0; i < rest; ++i) out[row * tile.out_stride + i] = values[row * kWidth + i];
+      float* out = job.out32() + at + row * tile.stride + tile.columns;
+      for (int64_t i = begin; i < kWidth; ++i) out[i - begin] = values[row * kWidth + i];
     }
   }
 
