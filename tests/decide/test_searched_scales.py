@@ -8,10 +8,21 @@ import numpy as np
 import pytest
 
 from quark.decide.scales import ChannelAxis, choice_of_weight
-from quark.decide.searched_scales import gram_blocks, searched, searched_parameters
+from quark.decide.searched_scales import (
+    gram_blocks,
+    has_searchable_blocks,
+    searched,
+    searched_parameters,
+    searched_powers,
+)
 from quark.decide.specs import AffineSpec, GroupRule
 from quark.decide.view import ArrayConstant
 from quark.formats.affine import integer_format
+from quark.formats.block import BlockQuantizer
+from quark.formats.catalog import BLOCK_FORMATS
+from quark.formats.quantize import quantize_dequantize
+from quark.formats.spec import ScaleRule
+from quark.plan import BlockChoice
 from quark.rounded import rounded
 
 WEIGHT = np.random.default_rng(5).standard_t(4, (200, 24)).astype(np.float32)
@@ -84,3 +95,24 @@ def test_parameters_are_those_of_the_same_numbers_in_a_weight(fmt):
     choice = chosen(fmt, GroupRule.SEARCHED, weight=weight)
     np.testing.assert_allclose(scale.T.ravel(), choice.scale, rtol=1e-4)
     np.testing.assert_array_equal(zero_point.T.ravel(), choice.zero_point)
+
+
+BLOCKS = [each for each in BLOCK_FORMATS if has_searchable_blocks(each) and each.element.bits < 8]
+
+
+@pytest.mark.parametrize("fmt", BLOCKS, ids=str)
+@pytest.mark.parametrize("rule", [ScaleRule.FLOOR, ScaleRule.EVEN])
+def test_blocks_count_errors_by_importance_and_keep_their_numbers(fmt, rule):
+    lines = np.random.default_rng(8).standard_t(3, (40, 3 * fmt.block_size + 5))
+    importance = np.random.default_rng(9).lognormal(0, 2, lines.shape[1])
+    choice = BlockChoice(BlockQuantizer(fmt, rule), 1)
+    scale = searched_powers(lines, importance, choice.quantizer)
+    steps = quantize_dequantize((lines / scale).astype(np.float32), fmt.element)
+    better = (steps * scale).astype(np.float32)
+    np.testing.assert_array_equal(rounded(better, choice), better)
+    plain = rounded(lines.astype(np.float32), choice)
+    before, after = (np.square(each - lines) * importance for each in (plain, better))
+    starts = range(0, lines.shape[1], fmt.block_size)
+    before, after = (np.add.reduceat(each, starts, axis=1) for each in (before, after))
+    assert (after <= before * (1 + 1e-6)).all()
+    assert after.sum() <= before.sum()

@@ -3,6 +3,8 @@
 A group starts from the scale that its range gives. Shares of that scale clip the largest values and round the others
 more finely. Every candidate is rounded once, its scale is fitted to the codes by least squares, and the numbers are
 rounded again with the fitted scale. A group keeps the best of all, so it is never worse than where it started.
+
+Blocks of small floats whose scale is a power of two have three candidates: the usual power, and its neighbours.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import numpy as np
 
 from quark.decide.view import Array
 from quark.formats.affine import integer_format
-from quark.formats.spec import IntFormat
+from quark.formats.block import BlockQuantizer
+from quark.formats.quantize import quantize_dequantize
+from quark.formats.spec import BlockFormat, IntFormat
 from quark.plan import AffineChoice
 
 # shares of the scale from a range, by bits
@@ -70,6 +74,35 @@ def searched_parameters(format: str, groups: Array, gram: Array | None, *, is_sy
         zero_point = np.clip(np.rint(integer.qmin - low / safe), integer.qmin, integer.qmax).astype(np.float64)
     scale = np.where(np.abs(scale) < _TINY, np.float32(1), scale).astype(np.float32)
     return _Grid(integer).search(values, scale, zero_point, gram)
+
+
+def has_searchable_blocks(fmt: BlockFormat) -> bool:
+    """True if a block has one scale, any power of two."""
+    return fmt.sub_blocks is None and not fmt.carry and fmt.scale is None
+
+
+def searched_powers(values: Array, importance: Array, quantizer: BlockQuantizer) -> Array:
+    """For every number of [lines, length], the power of two that its block is divided by for the least squared error.
+    Errors count by `importance`, one number for each place along the lines.
+
+    The rules `floor` and `even` may find another scale for the rounded numbers. With elements of 4 or 6 bits they leave
+    them as they are: twice an element is an element, as far as the range reaches.
+    """
+    fmt = quantizer.format
+    lines, length = values.shape
+    size = fmt.block_size
+    padded = np.pad(values, [(0, 0), (0, -length % size)]).reshape(lines, -1, size)
+    weights = np.pad(importance, (0, -length % size)).reshape(1, -1, size)
+    largest = np.abs(padded).max(axis=2)
+    first = np.floor(np.log2(np.where(largest > 0, largest, 1.0))) - fmt.element.emax
+    best, least = np.exp2(first), np.full(first.shape, np.inf)
+    for shift in (0, 1, -1):
+        scale = np.exp2(first + shift)
+        steps = (padded / scale[:, :, None]).astype(np.float32)
+        tried = quantize_dequantize(steps, fmt.element).astype(np.float64) * scale[:, :, None]
+        error = (np.square(tried - padded) * weights).sum(axis=2)
+        best, least = np.where(error < least, scale, best), np.minimum(error, least)
+    return np.repeat(best, size, axis=1)[:, :length]
 
 
 def gram_blocks(gram: Array, size: int) -> Array:

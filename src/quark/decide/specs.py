@@ -101,13 +101,14 @@ class AffineSpec:
 class BlockSpec:
     """Blocks of `quantizer` along `axis`; where `follows_reduction`, along the axis that the reader sums over.
     `is_calibrated`: if the format has a tensor scale, that of an activation comes from its measured range, instead of
-    being found at every run."""
+    being found at every run. `is_rule_open`: nobody asked for this scale rule, so weights may have better scales."""
 
     quantizer: BlockQuantizer
     axis: int = 1
     follows_reduction: bool = True
     to_bfloat16_first: bool = False
     is_calibrated: bool = False
+    is_rule_open: bool = field(default=False, compare=False)
 
     @property
     def format(self) -> str:

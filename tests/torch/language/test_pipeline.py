@@ -136,6 +136,23 @@ def test_few_codes_have_searched_scales():
         assert (error <= (plain - groups).square().sum(-1) * 1.05).float().mean() > 0.9
 
 
+def test_blocks_are_scaled_for_the_inputs_that_count(ids):
+    """Where the rule of the scale is left open, and data shows what layers read."""
+    exact, path = llama(), "model.layers.0.mlp.down_proj"
+    with torch.no_grad():
+        exact.get_submodule("model.layers.0.mlp.up_proj").weight[::7] *= 30
+    layer = {"weight": OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False).to_quantization_spec()}
+    fixed = {"weight": OCP_MXFP4Spec(-1, False, scale_calculation_mode="even").to_quantization_spec()}
+    open_rule, asked, blind = (
+        quantized(copy.deepcopy(exact), QuantizationConfig(**each), data)
+        for each, data in ((layer, ids), (fixed, ids), (layer, None))
+    )
+    weights = [model.get_submodule(path).weight for model in (open_rule, asked, blind)]
+    assert torch.equal(weights[1], weights[2])
+    assert not torch.equal(weights[0], weights[2])
+    assert error(exact, open_rule, ids) < 0.97 * error(exact, asked, ids)
+
+
 def test_tokens_have_scales_of_their_own(ids):
     per_token = Int8PerChannelSpec(1, symmetric=True, is_dynamic=True).to_quantization_spec()
     model = quantized(llama(), QuantizationConfig(input_tensors=per_token))

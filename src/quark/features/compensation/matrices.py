@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quark.decide.searched_scales import searched
+from quark.decide.searched_scales import has_searchable_blocks, searched, searched_powers
 from quark.decide.specs import AffineSpec, FloatSpec, TensorSpec
 from quark.features.compensation.fixed_scales import FixedScales
 from quark.features.compensation.grids import block_grid, independent, rounded_alone, spread
@@ -31,7 +31,7 @@ from quark.features.compensation.rounding import (
 )
 from quark.formats.affine import AffineParameters, dequantize_affine, quantize_affine
 from quark.formats.catalog import get_format
-from quark.formats.spec import BlockFormat, FloatFormat
+from quark.formats.spec import FloatFormat
 from quark.plan import BlockChoice
 from quark.rounded import parameters_of, rounded
 from quark.torch.language.linear import (
@@ -243,9 +243,11 @@ def _others(
     tries = [_Try(rounded(weight, choice).astype(np.float64))]
     power = np.diagonal(inner)
     scales = None
-    if isinstance(choice, BlockChoice) and _has_plain_blocks(choice.quantizer.format):
+    if isinstance(choice, BlockChoice) and has_searchable_blocks(choice.quantizer.format):
         weights = compensated_power(inner[None])[0] if options.has_compensation else power
-        scales = FixedScales(_block_scales(best, weights, choice)[None], None, choice.quantizer.format.element)
+        scales = FixedScales(
+            searched_powers(best, weights, choice.quantizer)[None], None, choice.quantizer.format.element
+        )
         if options.searches_scales:
             tries.append(_stored(scales(best[None], np.arange(best.shape[1]))[0], choice))
     if not options.has_compensation:
@@ -289,30 +291,6 @@ def _eight_bit_floats(
 def _stored(values: Array, choice: Any) -> _Try:
     """The values as the file will have them: the scale of a block is that of the stored values."""
     return _Try(rounded(values, choice).astype(np.float64))
-
-
-def _has_plain_blocks(fmt: BlockFormat) -> bool:
-    """True if a block has one scale that can be chosen at will."""
-    return fmt.sub_blocks is None and not fmt.carry and fmt.scale is None
-
-
-def _block_scales(values: Array, power: Array, choice: BlockChoice) -> Array:
-    """For every weight, the power of two with the least squared error of its block, weighted by `power`."""
-    fmt = choice.quantizer.format
-    outputs, columns = values.shape
-    size = fmt.block_size
-    padded = np.pad(values, [(0, 0), (0, -columns % size)]).reshape(outputs, -1, size)
-    weights = np.pad(power, (0, -columns % size)).reshape(1, -1, size)
-    largest = np.abs(padded).max(axis=2)
-    first = np.floor(np.log2(np.where(largest > 0, largest, 1.0))) - fmt.element.emax
-    best, least = np.exp2(first), np.full(first.shape, np.inf)
-    for shift in (0, 1, -1):
-        scale = np.exp2(first + shift)
-        whole = np.repeat(scale, size, axis=1)
-        tried = FixedScales(whole[None], None, fmt.element)(padded.reshape(1, outputs, -1), np.arange(whole.shape[1]))
-        error = (np.square(tried.reshape(padded.shape) - padded) * weights).sum(axis=2)
-        best, least = np.where(error < least, scale, best), np.minimum(error, least)
-    return np.repeat(best, size, axis=1)[:, :columns]
 
 
 def _mean(inner: Array) -> float:

@@ -15,11 +15,12 @@ import torch
 from torch import nn
 
 from quark.decide.scales import ChannelAxis, choice_of_weight
-from quark.decide.searched_scales import searched
+from quark.decide.searched_scales import has_searchable_blocks, searched, searched_powers
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, TensorSpec
 from quark.decide.view import ArrayConstant
 from quark.errors import UnsupportedOptionError
 from quark.formats.affine import AffineParameters, dequantize_affine, quantize_affine
+from quark.formats.quantize import quantize_dequantize
 from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
 from quark.ranges import MinMax
 from quark.rounded import parameters_of, rounded
@@ -116,8 +117,17 @@ class QuantizedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, weight={kind}"
 
 
-def round_to_nearest(weight: torch.Tensor, spec: TensorSpec) -> RoundedWeight:
-    """The weight [outputs, inputs] rounded to the nearest numbers of the type."""
+def has_open_scales(spec: TensorSpec) -> bool:
+    """True for blocks of few bits whose scales `round_to_nearest` may choose by the importance of inputs."""
+    if not isinstance(spec, BlockSpec) or not spec.is_rule_open:
+        return False
+    fmt = spec.quantizer.format
+    return has_searchable_blocks(fmt) and fmt.element.bits < _ENOUGH_BITS
+
+
+def round_to_nearest(weight: torch.Tensor, spec: TensorSpec, importance: Any = None) -> RoundedWeight:
+    """The weight [outputs, inputs] rounded to the nearest numbers of the type. `importance` says what a squared error
+    in the weights of each input costs, for specs with open scales."""
     values = weight.detach().float().cpu().contiguous().numpy()
     if isinstance(spec, AffineSpec):
         return on_grid(values, grid_of(values, spec))
@@ -126,7 +136,13 @@ def round_to_nearest(weight: torch.Tensor, spec: TensorSpec) -> RoundedWeight:
         magnitude = wide.abs().amax(1, keepdim=True) if spec.is_per_channel else wide.abs().amax()
         scale = scale_of(magnitude, spec.format)
         return RoundedWeight(values_of(codes_of(wide, scale, spec.format), scale), scale=scale)
-    return RoundedWeight(torch.from_numpy(np.asarray(rounded(values, choice_without_scales(spec)))))
+    choice = choice_without_scales(spec)
+    if importance is not None:
+        assert isinstance(choice, BlockChoice), spec
+        powers = searched_powers(values.astype(np.float64), importance, choice.quantizer)
+        steps = quantize_dequantize((values / powers).astype(np.float32), choice.quantizer.format.element)
+        values = (steps * powers).astype(np.float32)  # which the rule's own scale leaves as they are
+    return RoundedWeight(torch.from_numpy(np.asarray(rounded(values, choice))))
 
 
 def on_grid(values: Any, parameters: AffineParameters) -> RoundedWeight:

@@ -28,7 +28,7 @@ from quark.torch.language.architecture import (
     with_linears,
 )
 from quark.torch.language.kv_cache import adjust_outputs, check_patterns, quantize_cache, spec_of_projection
-from quark.torch.language.linear import QuantizedLinear, RoundedWeight, round_to_nearest
+from quark.torch.language.linear import QuantizedLinear, RoundedWeight, has_open_scales, round_to_nearest
 from quark.torch.language.streams import Call, Streams, rows, run_to, start_streams
 from quark.torch.observe import show
 from quark.torch.specs import Settings
@@ -340,16 +340,37 @@ def quantize_layer(work: LayerWork) -> list[AlgorithmFacts]:
     if has_exact:
         work.exact_layer = copy.deepcopy(work.layer)
     facts += call("language", "round_weights", work)
+    importance = _importance(work)
     for path, spec in work.targets.items():
         if path not in work.is_rounded:
             weight = work.linear(path).weight
-            work.set_rounded(
-                path, RoundedWeight(weight) if spec.weight is None else round_to_nearest(weight, spec.weight)
+            rounded = (
+                RoundedWeight(weight)
+                if spec.weight is None
+                else round_to_nearest(weight, spec.weight, importance.get(path))
             )
+            work.set_rounded(path, rounded)
     quantize_cache(work)
     if isinstance(work.layer, Head):
         work.model.set_submodule(work.names["head"], work.layer.head)
     return facts
+
+
+def _importance(work: LayerWork) -> dict[str, Any]:
+    """The mean square of every input of linear layers, where data is there and the scales of weights are open."""
+    wanted = [
+        path
+        for path, spec in work.targets.items()
+        if path not in work.is_rounded and spec.weight is not None and has_open_scales(spec.weight)
+    ]
+    if work.streams is None or not wanted:
+        return {}
+    sums: dict[str, torch.Tensor] = {}
+    for batch in work.inputs(wanted):
+        for path, (_, seen) in batch.items():
+            squares = work.quantized_input(path, seen).double().square().sum(dim=0)
+            sums[path] = sums[path] + squares if path in sums else squares
+    return {path: each.cpu().numpy() for path, each in sums.items() if bool(torch.isfinite(each).all())}
 
 
 def spec_of(settings: Settings, name: str) -> LayerSpec | None:

@@ -214,9 +214,14 @@ class QuantizationSpec:
         rounding = Rounding.HALF_AWAY if self.round_method is RoundType.round else Rounding.HALF_EVEN
         quantizer = BlockQuantizer(fmt, rule, rounding, fmt.default_nonfinite)
         is_calibrated = fmt.has_tensor_scale and self.is_dynamic is False
-        if self.ch_axis is None:
-            return BlockSpec(quantizer, is_calibrated=is_calibrated)
-        return BlockSpec(quantizer, self.ch_axis, follows_reduction=False, is_calibrated=is_calibrated)
+        axis = 1 if self.ch_axis is None else self.ch_axis
+        return BlockSpec(
+            quantizer,
+            axis,
+            follows_reduction=self.ch_axis is None,
+            is_calibrated=is_calibrated,
+            is_rule_open=self.scale_calculation_mode is None,
+        )
 
     def set_group_size(self, group_size: int) -> None:
         """Let so many neighbours share a scale."""
