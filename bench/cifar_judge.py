@@ -1,8 +1,9 @@
 """A judge script for `--judge`: classifiers of CIFAR-10 images.
 
-The folder of the networks has vit_cifar.onnx, which takes images [n, 3, 32, 32] that are normalized as those of
-ImageNet, and cifar10.npz: train_x, train_y, test_x and test_y, the images as uint8 [n, 32, 32, 3]. The measures are
-`top1_percent` on the first 4,000 test images, and how often the best class is that of the float network.
+The folder of the networks has vit_cifar.onnx, as bench/train_vit.py trains it, and cifar10.npz. The network takes
+images [n, 3, 32, 32] that are normalized as those of ImageNet. The archive has train_x, train_y, test_x and test_y, the
+images as uint8 [n, 32, 32, 3]. The measures are `top1_percent` on the first 4,000 test images, and how often the best
+class is that of the float network.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@
                                  [--rows PATTERN ...] [--peers NAME ... | none] [--judge-python PYTHON] [--resume]
 
 Networks in ONNX are judged as by `bench.networks`: `--zoo` has the float models and what the scripts of `--judge` read.
+`bench/train_vit.py` trains the vision transformer that bench/cifar_judge.py judges.
 `--language` is a folder that transformers reads as a causal language model; the two files have token ids [windows,
 tokens], from different texts. Its last projection stays in float. Perplexity is over all tokens but the first of each
 window. AMD Quark gets the same configuration objects, in its own environment. SmoothQuant's alpha is searched, and
