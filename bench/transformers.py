@@ -80,6 +80,15 @@ CONFIGURATIONS = (
         {"UseGPTQ": True, "RotationSize": 32, "OnlineR1Rotation": True},
         {"include_rotation": True},
     ),
+    *(
+        Configuration(
+            OURS, f"MXFP4E2M1, GPTQ, {title}", "MXFP4E2M1", {"UseGPTQ": True, "MatMulConstBOnly": True, **options}
+        )
+        for title, options in (
+            ("attention in float", {}),
+            ("attention in float, first and last layer in MXFP8", {"KeepFirstLast": "mxfp8_e4m3"}),
+        )
+    ),
     *(Configuration(AMD, preset, preset) for preset in PRESETS),
     *(
         Configuration(AMD, f"{IN_GROUPS}, {algorithm}", "MATMUL_NBITS", _nbits(algorithm))
