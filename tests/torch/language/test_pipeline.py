@@ -141,7 +141,7 @@ def test_blocks_are_scaled_for_the_inputs_that_count(ids):
     exact, path = llama(), "model.layers.0.mlp.down_proj"
     with torch.no_grad():
         exact.get_submodule("model.layers.0.mlp.up_proj").weight[::7] *= 30
-    layer = {"weight": OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False).to_quantization_spec()}
+    layer = {"weight": OCP_MXFP4Spec(-1, False, scale_calculation_mode=None).to_quantization_spec()}
     fixed = {"weight": OCP_MXFP4Spec(-1, False, scale_calculation_mode="even").to_quantization_spec()}
     open_rule, asked, blind = (
         quantized(copy.deepcopy(exact), QuantizationConfig(**each), data)

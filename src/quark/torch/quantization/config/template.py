@@ -63,7 +63,7 @@ def _groups(kind: Any, size: int) -> Scheme:
     return _scheme(f"{name} weights in groups of {size}", kind(ch_axis=-1, group_size=size))
 
 
-_FP4 = OCP_MXFP4Spec(ch_axis=-1)
+_FP4 = OCP_MXFP4Spec(ch_axis=-1, scale_calculation_mode=None)  # even, or chosen by data
 _FP8 = FP8E4M3PerTensorSpec()
 _INT8 = Int8PerTensorSpec()
 _INT8_CHANNELS = Int8PerChannelSpec(ch_axis=0, symmetric=True)
