@@ -73,7 +73,8 @@ FEWEST_ROWS = 8  # of a sample, to have a median
 FEWEST_CHANNELS = 16
 FEWEST_POSITIONS = 32  # of all samples, to know a channel's mean and variance
 # A regressor that gives the mean is broken. The variance of a few numbers is known to some decibels from 8 samples on.
-FEWEST_NUMBERS, MOST_QUANTITIES = 8, 16
+FEWEST_NUMBERS = 8
+MOST_QUANTITIES = 8  # rows of more numbers are usually scores of classes
 LEAST_VARYING_OF_FEW = 0.03
 LEAST_VARYING = 0.001  # share of a part's power that counts as signal even if it hardly varies
 MOST_ROWS = 2000

@@ -168,9 +168,8 @@ def test_nonfinite_activations_are_named_with_tensor_and_sample() -> None:
 
 def test_what_the_graph_does_not_compute_is_refused() -> None:
     model = ir.from_proto(network())
-    for name in ("w", "nowhere"):
-        with pytest.raises(ModelError, match=name):
-            FloatRunner(model, [name])
+    with pytest.raises(ModelError, match="nowhere"):
+        FloatRunner(model, ["nowhere"])
 
 
 def test_an_error_of_the_runtime_is_a_model_error() -> None:

@@ -271,7 +271,9 @@ def test_operators_of_a_library_run_and_what_follows_is_quantized(tmp_path):
         pytest.skip("no compiled library")
     content = library.read_bytes()
     assert content.count(b"com.amd.quark\0") == 1
-    Path(tmp_path / "mine.so").write_bytes(content.replace(b"com.amd.quark\0", b"com.my.domain\0"))
+    for domain in (b"com.amd.quark\0", b"com.amd.quark.cpu\0"):
+        content = content.replace(domain, domain.replace(b"amd.quark", b"my.domain"))
+    Path(tmp_path / "mine.so").write_bytes(content)
     model = network()
     node = onnx.helper.make_node("BFPQuantizeDequantize", ["conv"], ["mine"], "mine", domain="com.my.domain", axis=1)
     model.graph.node.insert(1, node)

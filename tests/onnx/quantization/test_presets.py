@@ -227,8 +227,14 @@ def test_the_presets_that_finetune():
 @pytest.mark.parametrize("name", DISTILLED)
 def test_a_distilled_preset_is_its_base_with_distillation(name):
     base, distilled = settings_of(name), settings_of(f"{name}_DISTILL")
-    steps, rate = DISTILLATION[name]
-    assert distilled.features == {**base.features, "distillation": DistillationOptions(steps=steps, rate_share=rate)}
+    own = DISTILLATION[name]
+    options = DistillationOptions(
+        steps=own["Steps"],
+        rate_share=own["Rate"],
+        feature_weight=own.get("Features", DistillationOptions.feature_weight),
+        unrounded_share=own.get("Unrounded", DistillationOptions.unrounded_share),
+    )
+    assert distilled.features == {**base.features, "distillation": options}
     assert replace(distilled, features=base.features, name=base.name, config=base.config) == base
 
 

@@ -117,8 +117,10 @@ def load_tokenizer(folder: Path) -> Any:
 def configuration(request: LanguageQuantization) -> Config:
     """The configuration for the model of the folder, by the template of its type, or by one for any type."""
     kind = Checkpoint(request.folder).config().text("model_type")
-    is_known = kind in LLMTemplate.list_available()
-    template = LLMTemplate.get(kind) if is_known else LLMTemplate(kind, ["*k_proj", "*v_proj"], None, ["lm_head"])
+    if kind in LLMTemplate.list_available():
+        template = LLMTemplate.get(kind)
+    else:
+        template = LLMTemplate(kind, ["*k_proj", "*v_proj"], exclude_layers_name=["lm_head"])
     config = template.get_config(request.scheme, request.algorithms, request.kv_cache, exclude_layers=request.exclude)
     # readers of compressed-tensors quantize what enters the cache, and not what the projections return
     config.kv_cache_post_rope = request.kv_cache is not None and request.layout is Layout.COMPRESSED_TENSORS
