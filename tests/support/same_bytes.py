@@ -40,12 +40,15 @@ def surroundings() -> str:
 
 
 def _processor() -> str:
-    """The instructions that matrix products are chosen by."""
+    """What matrix products are chosen by: the maker of the processor, and its instructions."""
     try:
-        flags = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
+        facts = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor()
-    return "+".join(sorted(flags & {"avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8"}))
+    maker = facts.partition("vendor_id")[2].partition("\n")[0].strip("\t :")
+    flags = set(facts.partition("flags")[2].partition("\n")[0].split())
+    known = {"avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8"}
+    return f"{maker} " + "+".join(sorted(flags & known))
 
 
 def digest_of(model: onnx.ModelProto) -> str:
