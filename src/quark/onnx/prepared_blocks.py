@@ -6,12 +6,12 @@ writes the whole tensor for each of them, which takes as long as the quantizer d
 
     x -> Min(bounds) -> Pad(pads) -> Sub(centers) -> Q        becomes        prepared Q(x, bounds, centers, pads)
 
-an operator of domain `com.amd.quark.cpu` with the name and the attributes of Q. It is a function of these
-operators, so any runtime computes the same, with our library and without. What is not there has a neutral value: a
-bound of infinity, a center of 0, pads of 0.
+an operator of domain `com.amd.quark.cpu` with the name and the attributes of Q. The file defines it as a function of
+these operators, so any runtime computes the same, with our library or without. An operator that is absent has a neutral
+value: a bound of infinity, a center of 0, pads of 0.
 
     prepare     replaces the nodes of a graph;  define_functions   adds the functions to the model
-    expand      is the inverse of prepare: whoever reads a file sees the operators of old
+    expand      is the inverse of prepare; what reads a file uses it to see the original operators
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def test_what_saturates_has_no_gradient():
 @pytest.mark.parametrize(
     ("op_type", "more", "attributes", "word"),
     [
-        ("Resize", (lambda net: "", lambda net: net.constant(np.ones(4, np.float32))), {}, "no operator"),
+        ("Resize", (lambda net: "", lambda net: net.constant(np.ones(4, np.float32))), {}, "not an operator"),
         ("Pad", (ints(0, 0, 1, 2, 0, 1, 0, 3),), {"mode": "reflect"}, "kind"),
         ("ConvTranspose", (w(4, 6, 3, 3),), {"output_shape": [11, 10]}, "kind"),
         ("Pow", (ints(2),), {}, "kind"),

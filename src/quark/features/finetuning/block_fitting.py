@@ -59,7 +59,7 @@ def unsupported(nodes: Iterable[ir.Node]) -> str | None:
 
 def _reason_against(node: ir.Node) -> str | None:
     if node.domain or node.op_type not in OPERATORS:
-        return "is no operator that training computes"
+        return "is not an operator that training computes"
     refuse = _REFUSED.get(node.op_type)
     if refuse is not None and refuse(node):
         return "is of a kind that training does not know"

@@ -45,12 +45,13 @@ def get_model(
     multi_gpu: bool | str | None = False,
     multi_device: bool = False,
     attn_implementation: str | None = "eager",
-    trust_remote_code: bool = True,
+    trust_remote_code: bool = False,
 ) -> tuple[nn.Module, torch.dtype]:
     """Return a causal language model in eval mode, on the device, and its type.
 
     `data_type` is auto (that of the files), float16, bfloat16 or float32. `multi_gpu` and `multi_device` make no
-    difference: layers are quantized one after the other, which one device has the memory for.
+    difference: layers are quantized one after the other, which one device has the memory for. Python code in the folder
+    is run only with `trust_remote_code`, which AMD Quark sets by default.
     """
     if data_type not in _DTYPES:
         raise unknown_name("data_type", data_type, _DTYPES)
@@ -69,7 +70,7 @@ def get_tokenizer(
     ckpt_path: str | os.PathLike[str],
     max_seq_len: int = 2048,
     model_type: str | None = None,
-    trust_remote_code: bool = True,
+    trust_remote_code: bool = False,
 ) -> Any:
     """Return the tokenizer of a model, with a token for padding. `model_type` makes no difference."""
     tokenizer = _transformers().AutoTokenizer.from_pretrained(
@@ -138,7 +139,7 @@ def check_compatibility_before_quantization(model: nn.Module, raise_on_error: bo
 
 
 def preprocess_for_quantization(model: nn.Module, reload: bool = False) -> None:
-    """Nothing: layers are found in the model as transformers makes it, and it is not patched."""
+    """Do nothing: layers are found in the model as transformers makes it, so it need not be patched."""
 
 
 prepare_for_moe_quant = preprocess_for_quantization

@@ -208,7 +208,7 @@ def finetune_options(draft: Draft) -> FinetuneOptions:
 
 
 def _check_reference(draft: Draft, settings: Mapping[str, Any]) -> None:
-    """Raise an error if the reference is no file, or its layers cannot be compared with those of the model."""
+    """Raise an error if the reference is not a file, or its layers cannot be compared with those of the model."""
     if "RefModelPath" not in settings:
         return
     path = Path(settings["RefModelPath"])
